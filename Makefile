@@ -1,0 +1,41 @@
+# The commands of the house. `make` alone lists them.
+
+PYTHON := .venv/bin/python
+DIR ?=
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: setup demo test cases bench lint format clean help
+
+setup: ## make .venv and install the project with its tools (fast when nothing changed)
+	@sh scripts/setup.sh
+
+demo: setup ## show a job's life in one minute (DIR=path keeps the files)
+	@$(PYTHON) -m fluxmesh.cli demo $(if $(DIR),--dir "$(DIR)")
+
+test: setup ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
+	$(PYTHON) -m pytest tests -m "not slow" $(PYTEST_ARGS)
+
+cases: setup ## the failure cases at their full waiting times
+	FLUXMESH_CASES=full $(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
+
+bench: setup ## measure, and print the figures as ratios to the floor
+	$(PYTHON) -m benchmarks.run_benchmark
+
+lint: setup ## format, rules, types and floors, without changing a file
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports
+
+format: setup ## format, and mend what can be mended without a thought
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+clean: ## remove caches and build output (.venv and databases stay)
+	rm -rf build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
