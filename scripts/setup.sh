@@ -66,7 +66,8 @@ install_venv_module() {
     versioned=python$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv
     command -v apt-get >/dev/null 2>&1 || return 1
     say "$1 lacks ensurepip; installing python3-venv"
-    quietly apt_install python3-venv && makes_venvs "$1" && return 0
+    # The first try may only lack a fresh package list, so what it says is not shown.
+    apt_install python3-venv >"$log" 2>&1 && makes_venvs "$1" && return 0
     quietly as_root apt-get update || return 1
     { quietly apt_install python3-venv && makes_venvs "$1"; } || quietly apt_install "$versioned" || return 1
     makes_venvs "$1"
