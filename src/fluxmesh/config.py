@@ -1,0 +1,159 @@
+"""Settings: one table of defaults, read from arguments, flags, environment and files, in this order.
+
+arguments > flags > FLUXMESH_* > fluxmesh.toml or [tool.fluxmesh] of pyproject.toml > defaults. An unknown
+key anywhere is an error with a suggestion.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from fluxmesh.errors import InvalidOption
+
+ENV_PREFIX: Final = "FLUXMESH_"
+TEST_PREFIX: Final = "FLUXMESH_TEST_"  # hooks of the test-suite; not settings
+DEFAULT_DATABASE: Final = "fluxmesh.db"
+BATCH_MAX: Final = 1_000
+
+Seconds = Annotated[float, Meta(gt=0, le=10 * 366 * 86_400)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting with its default. Seconds, bytes and counts; None = off or no cap."""
+
+    url: str | None = None
+    namespace: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "fluxmesh"
+    app: str | None = None
+    durability: Literal["process", "power"] = "process"
+    lease_s: Annotated[float, Meta(ge=2, le=86_400)] = 6.0
+    beat_s: Seconds | None = None  # None: a third of the lease
+    reap_s: Annotated[float, Meta(ge=0.1, le=3_600)] = 1.0
+    grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 8.0
+    hard_grace_s: Annotated[float, Meta(ge=0, le=3_600)] = 1.0
+    retire_after_s: Annotated[float, Meta(ge=0, le=3_600)] = 30.0
+    timeout_s: Seconds = 300.0
+    max_retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
+    max_crashes: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    max_snoozes: Annotated[int, Meta(ge=0)] | None = None
+    max_interruptions: Annotated[int, Meta(ge=0)] | None = None
+    result_ttl: Seconds = 86_400.0
+    dead_letter_ttl: Seconds = 30 * 86_400.0
+    idempotency_ttl: Seconds = 86_400.0
+    queue_cap: Count = 1_000_000
+    payload_limit_bytes: Annotated[int, Meta(ge=1_024, le=64 << 20)] = 1 << 20
+    result_limit_bytes: Annotated[int, Meta(ge=1_024, le=64 << 20)] = 1 << 20
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    scheduler_batch_size: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = BATCH_MAX
+    on_lease_lost: Literal["continue", "cancel"] = "continue"
+    proof_of_death: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def beat_every_s(self) -> float:
+        return self.lease_s / 3 if self.beat_s is None else self.beat_s
+
+
+NAMES: Final = tuple(Settings.__struct_fields__)
+_BOOLS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _unknown(where: str, name: str, known: tuple[str, ...]) -> InvalidOption:
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`fluxmesh config show` lists every setting"
+    return InvalidOption(name, f"unknown setting in {where}", hint=hint)
+
+
+def _from_env(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, text in environ.items():
+        if not key.startswith(ENV_PREFIX) or key.startswith(TEST_PREFIX):
+            continue
+        name = key.removeprefix(ENV_PREFIX).lower()
+        if name not in NAMES:
+            raise _unknown("the environment", key, tuple(ENV_PREFIX.lower() + n for n in NAMES))
+        found[name] = text
+    return found
+
+
+def _from_file(folder: Path) -> tuple[dict[str, Any], str]:
+    own = folder / "fluxmesh.toml"
+    project = folder / "pyproject.toml"
+    for path in (own, project):
+        if not path.is_file():
+            continue
+        try:
+            data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            if path == project:
+                continue  # not ours to judge; its owner hears of it from other tools
+            raise InvalidOption(path.name, f"is not valid TOML: {error}") from None
+        table = data if path == own else data.get("tool", {}).get("fluxmesh", {})
+        for name in table:
+            if name not in NAMES:
+                raise _unknown(path.name, name, NAMES)
+        if table or path == own:
+            return dict(table), path.name
+    return {}, ""
+
+
+def _coerced(name: str, value: Any) -> Any:
+    if isinstance(value, str) and Settings.__annotations__[name] in ("bool", bool):
+        if value.lower() not in _BOOLS:
+            raise InvalidOption(name, f"{value!r} is not yes or no", hint="true or false")
+        return _BOOLS[value.lower()]
+    return value
+
+
+def load_settings(
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Settings:
+    """The settings in force. `overrides` (arguments, flags) with value None are left out.
+
+    Raises InvalidOption with the name of the setting, where it stands and what would do.
+    """
+    values, where = _from_file(Path.cwd() if folder is None else folder)
+    sources = dict.fromkeys(values, where)
+    for name, value in _from_env(os.environ if environ is None else environ).items():
+        values[name] = value
+        sources[name] = ENV_PREFIX + name.upper()
+    for name, value in (overrides or {}).items():
+        if name not in NAMES:
+            raise _unknown("the arguments", name, NAMES)
+        if value is not None:
+            values[name] = value
+            sources[name] = "the arguments"
+    settings = Settings()
+    for name, value in values.items():
+        settings = msgspec.structs.replace(settings, **{name: _convert(name, _coerced(name, value), sources[name])})
+    return _checked_together(settings)
+
+
+def _convert(name: str, value: Any, source: str) -> Any:
+    try:
+        # strict=False reads numbers out of environment texts; a wrong type still fails.
+        return getattr(msgspec.convert({name: value}, Settings, strict=False), name)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`", "'").split(" - at ")[0]
+        raise InvalidOption(name, f"{value!r} from {source}: {message}") from None
+
+
+def _checked_together(settings: Settings) -> Settings:
+    if settings.beat_every_s > settings.lease_s / 2:
+        raise InvalidOption(
+            "beat_s", f"{settings.beat_every_s:g} s is more than half a lease of {settings.lease_s:g} s",
+            hint="leave it out: a third of the lease",
+        )
+    return settings

@@ -1,0 +1,186 @@
+"""Every error FluxMesh raises, as one tree.
+
+FluxMeshError
+├── UsageError                 a value the caller gave is not acceptable
+│   ├── InvalidOption          an option, field or name (422, exit 2)
+│   ├── InvalidPayload         arguments or a result that cannot be carried (422, exit 2)
+│   ├── PayloadTooLarge        more bytes or levels than the limits allow (413, exit 2)
+│   ├── DuplicateTask          two tasks of one name
+│   └── WouldDeadlock          a task waits for a job of its own worker
+├── AppImportFailed            the module given with --app cannot be imported (exit 3)
+├── StorageError
+│   ├── StorageUnreachable     nobody answers, or the file cannot be opened (503, exit 4)
+│   ├── StorageMissing         no database where one was named (exit 4)
+│   ├── StorageRefused         a foreign or newer schema, a network file system
+│   └── OutcomeUnknown         the request may or may not have been applied; safe to repeat
+├── JobNotFound                404, exit 6
+├── JobConflict                the job's state does not allow this (409, exit 6)
+│   └── IdempotencyConflict    the key is known with another payload
+├── QueueFull                  429
+├── JobUnsuccessful            `result()` of a job that did not complete (exit 10)
+│   ├── JobFailed · JobCancelled · JobExpired
+├── WaitTimeout                the job had not ended in time (exit 124)
+└── WorkerRetired              a worker ended because a body could not be stopped
+
+Every message says what happened, where, and what to try. `code` is stable and meant for programs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FluxMeshError(Exception):
+    """Base of all errors raised on purpose. `hint` is one sentence that says what to try."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(FluxMeshError, ValueError):
+    code = "usage"
+    http_status = 422
+    exit_code = 2
+
+
+class InvalidOption(UsageError):
+    """`field` names the option or submission field that was refused."""
+
+    code = "invalid_option"
+
+    def __init__(self, field: str, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{field}: {message}", hint=hint)
+        self.field = field
+
+
+class InvalidPayload(UsageError):
+    code = "invalid_payload"
+
+
+class PayloadTooLarge(UsageError):
+    code = "payload_too_large"
+    http_status = 413
+
+
+class DuplicateTask(UsageError):
+    code = "duplicate_task"
+
+
+class WouldDeadlock(UsageError):
+    code = "would_deadlock"
+
+
+class AppImportFailed(FluxMeshError):
+    code = "app_import_failed"
+    exit_code = 3
+
+
+class StorageError(FluxMeshError):
+    code = "storage"
+    http_status = 503
+    exit_code = 4
+
+
+class StorageUnreachable(StorageError):
+    code = "storage_unreachable"
+    retryable = True
+
+
+class StorageMissing(StorageError):
+    code = "storage_missing"
+
+
+class StorageRefused(StorageError):
+    code = "storage_refused"
+
+
+class OutcomeUnknown(StorageError):
+    """The reply was lost. Repeating the same call with the same ids does no harm."""
+
+    code = "outcome_unknown"
+    retryable = True
+
+
+class JobNotFound(FluxMeshError):
+    code = "job_not_found"
+    http_status = 404
+    exit_code = 6
+
+
+class JobConflict(FluxMeshError):
+    code = "job_conflict"
+    http_status = 409
+    exit_code = 6
+
+
+class IdempotencyConflict(JobConflict):
+    code = "idempotency_conflict"
+
+
+class QueueFull(FluxMeshError):
+    code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class JobUnsuccessful(FluxMeshError):
+    """A job ended without a result. `job_id` names it."""
+
+    code = "job_unsuccessful"
+    exit_code = 10
+
+    def __init__(self, message: str, *, job_id: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.job_id = job_id
+
+
+class JobFailed(JobUnsuccessful):
+    """Dead-lettered. `error_type`, `error_message` and `frames` are those of the last failure."""
+
+    code = "job_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        job_id: str,
+        reason: str = "",
+        error_type: str = "",
+        error_message: str = "",
+        frames: tuple[str, ...] = (),
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, job_id=job_id, hint=hint)
+        self.reason = reason
+        self.error_type = error_type
+        self.error_message = error_message
+        self.frames = frames
+
+
+class JobCancelled(JobUnsuccessful):
+    code = "job_cancelled"
+
+
+class JobExpired(JobUnsuccessful):
+    code = "job_expired"
+
+
+class WaitTimeout(FluxMeshError, TimeoutError):
+    code = "wait_timeout"
+    http_status = 202
+    exit_code = 124
+    retryable = True
+
+
+class WorkerRetired(FluxMeshError):
+    code = "worker_retired"

@@ -1,0 +1,1 @@
+"""The storage port and its backends. A backend is loaded by its URL's scheme, never imported by name."""

@@ -1,0 +1,53 @@
+"""Opening a storage by its URL. Backends are named as texts, so that nothing here imports one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from fluxmesh.clock import Clock, system_clock
+from fluxmesh.config import DEFAULT_DATABASE, Settings
+from fluxmesh.errors import InvalidOption
+from fluxmesh.storage.base import Storage
+
+BACKENDS: Final[Mapping[str, str]] = {"sqlite": "fluxmesh.storage.sqlite"}
+
+
+def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
+    """The URL in force: `db_path` means a SQLite file; neither means fluxmesh.db in the working directory."""
+    if url is not None and db_path is not None:
+        raise InvalidOption("db_path", "given together with url", hint="give one of them")
+    if db_path is not None:
+        return f"sqlite:///{db_path}"
+    if url is None:
+        return f"sqlite:///{DEFAULT_DATABASE}"
+    scheme = urlsplit(url).scheme
+    if scheme not in BACKENDS:
+        known = ", ".join(f"{name}://" for name in BACKENDS)
+        raise InvalidOption("url", f"{masked(url)!r}: unknown storage {scheme!r}", hint=f"known: {known}")
+    return url
+
+
+def masked(url: str) -> str:
+    """The URL without its password, for messages."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    return url.replace(f":{parts.password}@", ":***@")
+
+
+async def open_storage(
+    url: str, settings: Settings, *, create: bool, clock: Clock | None = None, inline: bool = False
+) -> Storage:
+    """Open the storage that `url` names. `create` False: StorageMissing if it is not there.
+
+    `inline`: verbs run in the calling thread; for a loop that does nothing else (a heartbeat thread).
+    """
+    module = importlib.import_module(BACKENDS[urlsplit(url).scheme])
+    storage = await module.open_backend(
+        url, settings, create=create, clock=clock or system_clock(), inline=inline
+    )
+    return storage  # type: ignore[no-any-return]

@@ -1,0 +1,144 @@
+"""A task as the engine knows it: a function, its name and its options. Names are unique in a registry."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from fluxmesh.backoff import Backoff
+from fluxmesh.codec import decode_options
+from fluxmesh.config import Settings
+from fluxmesh.errors import DuplicateTask, InvalidOption
+from fluxmesh.job import JobOptions
+from fluxmesh.limits import parse_rate
+from fluxmesh.outcome import Policy
+from fluxmesh.storage.values import TaskSpec
+from fluxmesh.submission import (
+    checked_int,
+    checked_name,
+    checked_queue,
+    checked_tier,
+    normalised,
+    prepare,
+)
+
+TASK_ONLY: Final = frozenset({"rate_limit", "max_concurrent", "on_lease_lost"})
+_PER_JOB: Final = frozenset({"id", "idempotency_key", "run_at"})
+
+
+class TaskDefinition(Struct, frozen=True):
+    """One registered function. `fields` are the submission fields its jobs start from, by full name."""
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    takes_context: str | None
+    spec: TaskSpec
+    fields: Mapping[str, Any]
+    on_lease_lost: str | None = None
+
+
+def _context_parameter(function: Callable[..., Any]) -> str | None:
+    """The name of the parameter that takes the Context: annotated so, or called `ctx`."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        note = parameter.annotation
+        if note is not inspect.Parameter.empty and str(getattr(note, "__name__", note)).split(".")[-1].startswith(
+            "Context"
+        ):
+            return name
+        if name == "ctx" and note is inspect.Parameter.empty:
+            return name
+    return None
+
+
+def task_name(function: Callable[..., Any]) -> str:
+    """The default name: module.function."""
+    return f"{function.__module__}.{function.__qualname__}".replace(".<locals>", "")
+
+
+def define(function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> TaskDefinition:
+    """Check a function and its options. Raises InvalidOption with the option's name."""
+    own = {key: value for key, value in options.items() if key in TASK_ONLY}
+    fields = normalised({key: value for key, value in options.items() if key not in TASK_ONLY})
+    for key in _PER_JOB & fields.keys():
+        raise InvalidOption(key, "belongs to one job, not to a task", hint="use .options(...)")
+    full = checked_name("task", name or task_name(function))
+    template = prepare({**fields, "task": full})
+    if own.get("rate_limit") is not None:
+        parse_rate(own["rate_limit"])
+    if own.get("max_concurrent") is not None:
+        checked_int("max_concurrent", own["max_concurrent"], 1, 1_000_000)
+    if own.get("on_lease_lost") not in (None, "continue", "cancel"):
+        raise InvalidOption("on_lease_lost", f"{own['on_lease_lost']!r} is unknown", hint="continue or cancel")
+    spec = TaskSpec(
+        full,
+        checked_queue(fields["queue"]) if "queue" in fields else None,
+        checked_tier(fields["priority"]) if "priority" in fields else None,
+        own.get("rate_limit"),
+        own.get("max_concurrent"),
+        decode_options(template.options),
+    )
+    return TaskDefinition(
+        name=full,
+        function=function,
+        is_async=inspect.iscoroutinefunction(function),
+        takes_context=_context_parameter(function),
+        spec=spec,
+        fields=fields,
+        on_lease_lost=own.get("on_lease_lost"),
+    )
+
+
+class TaskRegistry:
+    """Tasks by name. Two tasks of one name are an error, whoever defined them."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, TaskDefinition] = {}
+
+    def add(self, definition: TaskDefinition) -> None:
+        known = self._tasks.get(definition.name)
+        if known is not None:
+            where = f"{known.function.__module__}.{known.function.__qualname__}"
+            raise DuplicateTask(f"task {definition.name!r} is already defined by {where}", hint='give one a name="…"')
+        self._tasks[definition.name] = definition
+
+    def get(self, name: str) -> TaskDefinition | None:
+        return self._tasks.get(name)
+
+    def __iter__(self) -> Iterator[TaskDefinition]:
+        return iter(self._tasks.values())
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def policy_for(job: JobOptions, task: JobOptions | None, settings: Settings) -> Policy:
+    """Limits of one job: its submission's, else its task's, else the settings'."""
+    own = task or JobOptions()
+    default = Backoff()
+    return Policy(
+        max_retries=_first(job.max_retries, own.max_retries, settings.max_retries),
+        max_crashes=_first(job.max_crashes, own.max_crashes, settings.max_crashes),
+        max_snoozes=settings.max_snoozes,
+        max_interruptions=settings.max_interruptions,
+        backoff=Backoff(
+            strategy=_first(job.backoff_strategy, own.backoff_strategy, default.strategy),
+            base_s=_first(job.backoff_base_seconds, own.backoff_base_seconds, default.base_s),
+            max_s=_first(job.max_backoff_seconds, own.max_backoff_seconds, default.max_s),
+            jitter=_first(job.jitter, own.jitter, default.jitter),
+        ),
+    )
+
+
+def timeout_for(job: JobOptions, task: JobOptions | None, settings: Settings) -> float:
+    """Seconds a body of this job may run (soft)."""
+    return float(_first(job.timeout_seconds, (task or JobOptions()).timeout_seconds, settings.timeout_s))
+
+
