@@ -1,0 +1,127 @@
+-- The tables of one namespace. <name> stands for "namespace:name".
+-- Invariants
+--   * A job is one row, and (place, lane, pos) is the one place where it is:
+--       0 SCHEDULED  lane = tier            pos = due instant (wall us)
+--       1 READY      lane = tier:queue      pos = arrival sequence
+--       2 PARKED     lane = a row of <lane> pos = arrival sequence
+--       3 HELD       lane = owner's epoch   pos = when it was taken (boot us)
+--       4 RUNNING    lane = owner's epoch   pos = when it was taken (boot us)
+--       5 COMPLETED 6 DEAD_LETTER 7 CANCELLED 8 EXPIRED   lane = ''   pos = when it ended (wall us)
+--   * rid is the arrival sequence at creation: it never repeats, and orders jobs by creation.
+--   * <tally> holds the number of jobs by (queue, tier, place); rows of 0 are removed by prune.
+--   * <lane> holds the parking sets: kind t = of a task, k = of a concurrency key. n = its jobs.
+--     A key's set is closed (open = 0) only while as many jobs of the key run as its limit allows.
+
+-- :name tables
+create table <job> (
+  rid integer primary key,
+  id text not null unique,
+  place integer not null,
+  lane text not null,
+  pos integer not null,
+  seq integer not null,
+  queue text not null,
+  tier integer not null,
+  task text not null,
+  token integer not null default 0,
+  life integer not null default 1,
+  attempts integer not null default 0,
+  crashes integer not null default 0,
+  snoozes integer not null default 0,
+  interruptions integer not null default 0,
+  payload blob not null,
+  options blob,
+  created_us integer not null,
+  due_us integer,
+  expires_us integer,
+  started_us integer,
+  ended_us integer,
+  worker_id text,
+  result blob,
+  history blob,
+  error blob,
+  reason text,
+  fingerprint text,
+  percent real,
+  message text,
+  waiting_for text,
+  cancel integer,
+  on_death integer,
+  hops integer,
+  missed integer,
+  unique_key text,
+  idempotency_key text,
+  concurrency_key text,
+  concurrency_limit integer
+);
+create index <job_place> on <job> (place, lane, pos);
+create index <job_queue> on <job> (queue);
+create index <job_task> on <job> (task);
+create unique index <job_unique> on <job> (queue, unique_key) where unique_key is not null and place < 5;
+create index <job_running_task> on <job> (task) where place = 4;
+create index <job_running_key> on <job> (concurrency_key) where place = 4 and concurrency_key is not null;
+create index <job_expires> on <job> (expires_us) where expires_us is not null and place < 4;
+create index <job_group> on <job> (fingerprint) where fingerprint is not null and place = 6;
+create table <tag> (tag text not null, rid integer not null, primary key (tag, rid)) without rowid;
+create table <idempotency> (
+  key text primary key,
+  payload_hash blob not null,
+  job_id text not null,
+  status text,
+  forget_us integer
+) without rowid;
+create index <idempotency_forget> on <idempotency> (forget_us) where forget_us is not null;
+create table <tally> (
+  queue text not null, tier integer not null, place integer not null, n integer not null,
+  primary key (queue, tier, place)
+) without rowid;
+create table <lane> (
+  lane text primary key,
+  queue text not null,
+  tier integer not null,
+  kind text not null,
+  ref text not null,
+  n integer not null,
+  open integer not null default 1
+) without rowid;
+create index <lane_ref> on <lane> (kind, ref);
+create table <queue> (queue text primary key, paused integer not null) without rowid;
+create table <task> (
+  task text primary key, spec blob not null, epoch integer not null, tat_us real not null default 0
+) without rowid;
+create table <worker> (
+  epoch integer primary key,
+  worker_id text not null,
+  registration blob not null,
+  lease_us integer not null,
+  beat_us integer not null,
+  beat_at_us integer not null,
+  beat_wall_us integer not null,
+  boot_id text not null,
+  started_us integer not null,
+  status text not null,
+  running integer not null default 0,
+  waiting integer not null default 0,
+  fenced integer not null default 0,
+  dead_how text,
+  command text,
+  bell text,
+  lock text
+);
+create table <missing> (epoch integer primary key, seen_us integer not null, boot_id text not null);
+create table <request> (
+  epoch integer not null, slot integer not null, request_id integer not null, jobs blob not null,
+  primary key (epoch, slot)
+) without rowid;
+create table <waiter> (
+  job_id text not null, bell text not null, until_us integer not null, primary key (job_id, bell)
+) without rowid;
+create table <listener> (
+  bell text not null, topic text not null, until_us integer not null, primary key (topic, bell)
+) without rowid;
+create table <meta> (name text primary key, value) without rowid;
+
+-- :name first_values
+insert into <meta> (name, value) values
+  ('seq', 0), ('epoch', 0), ('stale', 0), ('fleet_beat_us', 0), ('boot_id', ''), ('reap_not_before_us', 0),
+  ('leader', ''), ('leader_until_us', 0)
