@@ -154,7 +154,8 @@ class ClaimedJob(Struct, frozen=True, gc=False):
 
 class ExchangeRequest(Struct, frozen=True):
     """One round of a worker. `request_id` grows by one with each new request of an epoch and stays the
-    same when a request is repeated. `slots` jobs may be given running, then `extra` held."""
+    same when a request is repeated. `slots` jobs may be given running, then `extra` held. `reserve[t]` of
+    the slots are kept for jobs of tier t (what the worker's own reserve still lacks; empty = none)."""
 
     worker: WorkerRef
     request_id: int
@@ -162,6 +163,7 @@ class ExchangeRequest(Struct, frozen=True):
     begin: tuple[Owned, ...] = ()
     slots: int = 0
     extra: int = 0
+    reserve: tuple[int, ...] = ()
 
 
 class ExchangeAnswer(Struct, frozen=True):

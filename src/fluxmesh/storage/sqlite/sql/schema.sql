@@ -87,8 +87,10 @@ create table <lane> (
 create index <lane_ref> on <lane> (kind, ref);
 create table <queue> (queue text primary key, paused integer not null) without rowid;
 create table <task> (
-  task text primary key, spec blob not null, epoch integer not null, tat_us real not null default 0
+  task text primary key, spec blob not null, epoch integer not null, limited integer not null,
+  tat_us real not null default 0
 ) without rowid;
+create index <task_limited> on <task> (task) where limited = 1;
 create table <worker> (
   epoch integer primary key,
   worker_id text not null,
