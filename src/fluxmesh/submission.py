@@ -21,7 +21,7 @@ from fluxmesh.backoff import JITTERS, STRATEGIES
 from fluxmesh.clock import MAX_WALL_US, US
 from fluxmesh.errors import InvalidOption, InvalidPayload
 from fluxmesh.ids import is_job_id, new_job_id
-from fluxmesh.job import TIER_NAMES, JobOptions, Priority
+from fluxmesh.job import TIER_NAMES, TIERS, JobOptions
 from fluxmesh.outcome import checked_delay_s
 
 DEFAULT_QUEUE: Final = "default"
@@ -113,6 +113,28 @@ def checked_queue(text: object) -> str:
             "queue", f"{name!r} is the name of a tier", hint=f"submit with priority={name!r}, or name the queue else"
         )
     return name
+
+
+def split_queues(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The queues and tiers that a worker's list of names means.
+
+    Names are queues, and then every tier is served. A list of tier names with at least one of critical,
+    high and low, which cannot be queues, means these tiers of the default queue. A mixture is an error.
+    """
+    hint = "queue names, or tier names alone such as critical,high,default,low"
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise InvalidOption("queues", f"{names!r} is not a list of names", hint='queues=["default"]')
+    if not names:
+        raise InvalidOption("queues", "the list is empty", hint=hint)
+    wanted = tuple(dict.fromkeys(names))
+    tiers = RESERVED_QUEUES.intersection(wanted)
+    if not tiers:
+        return tuple(checked_queue(name) for name in wanted), TIERS
+    others = [name for name in wanted if name not in TIER_NAMES]
+    if others:
+        mixed = f"{min(tiers)!r} is a tier and {others[0]!r} is a queue"
+        raise InvalidOption("queues", mixed, hint="name queues in queues and tiers in tiers")
+    return (DEFAULT_QUEUE,), tuple(sorted(TIER_NAMES.index(name) for name in wanted))
 
 
 def checked_tier(value: object) -> int:
