@@ -1,0 +1,177 @@
+"""Opening a database file: what is refused, how it is set up, how its errors are told."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+import apsw
+
+from fluxmesh.errors import (
+    InvalidOption,
+    OutcomeUnknown,
+    StorageError,
+    StorageMissing,
+    StorageRefused,
+    StorageUnreachable,
+)
+from fluxmesh.storage.sqlite.sqltext import Statements
+
+APPLICATION_ID: Final = 0x464C584D  # "FLXM"
+SCHEMA_VERSION: Final = 1
+BUSY_S: Final = 5.0
+_NETWORK_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"})
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+
+def path_of(url: str) -> Path:
+    """sqlite:///relative.db, sqlite:////absolute.db."""
+    rest = url.removeprefix("sqlite://")
+    if "?" in rest or "#" in rest:
+        raise InvalidOption("url", f"{url!r}: options after the file's name are not known", hint="sqlite:///tasks.db")
+    if not rest.startswith("/") or len(rest) < 2:
+        raise InvalidOption("url", f"{url!r} names no file", hint="sqlite:///tasks.db or sqlite:////var/lib/tasks.db")
+    return Path(unquote(rest[1:])).expanduser().absolute()
+
+
+def file_system(path: Path, mounts: str | None = None) -> str:
+    """The type of the file system that holds `path`; "" where the kernel does not tell."""
+    try:
+        text = _MOUNTS.read_text() if mounts is None else mounts
+    except OSError:
+        return ""
+    best, kind = "", ""
+    real = os.path.realpath(path.parent)
+    for line in text.splitlines():
+        before, found, after = line.partition(" - ")
+        fields = before.split()
+        if not found or len(fields) < 5:
+            continue
+        point = fields[4].replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def refuse_network_file_system(path: Path, kind: str) -> None:
+    if kind in _NETWORK_SYSTEMS:
+        raise StorageRefused(
+            f"{path} is on a network file system ({kind}), where SQLite's locks cannot be trusted",
+            hint="put the file on a local disk",
+        )
+
+
+def told(error: Exception, path: Path, *, after_commit_began: bool = False) -> StorageError:
+    """A driver's error as ours. Only an error of the commit itself leaves the outcome open."""
+    text = str(error)
+    if after_commit_began and isinstance(error, apsw.IOError):
+        return OutcomeUnknown(f"{path}: {text} while committing", hint="repeat the call: it does no harm")
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StorageUnreachable(
+            f"{path} has been locked by another process for {BUSY_S:g} s", hint="find who holds it: `fluxmesh doctor`"
+        )
+    if isinstance(error, apsw.FullError):
+        return StorageUnreachable(f"{path}: the disk is full", hint="free some space; nothing was stored")
+    if isinstance(error, apsw.ReadOnlyError):
+        return StorageUnreachable(f"{path} cannot be written to", hint="check the owner and mode of file and folder")
+    if isinstance(error, apsw.CantOpenError):
+        return StorageUnreachable(f"{path} cannot be opened", hint="check that the folder exists and may be written to")
+    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+        return StorageRefused(f"{path} is not a sound SQLite database: {text}", hint="name another file")
+    return StorageUnreachable(f"{path}: {text}", hint="see `fluxmesh doctor`")
+
+
+def _patience(give_up: Callable[[], bool]) -> Callable[[int], bool]:
+    """Wait for a lock in short random naps: SQLite's own 1-100 ms steps would starve the unlucky."""
+    napped_s = 0.0
+
+    def wait(tries: int) -> bool:
+        nonlocal napped_s
+        if tries == 0:
+            napped_s = 0.0
+        elif give_up() or napped_s > BUSY_S:
+            return False
+        nap_s = random.uniform(0.0001, 0.0005 if tries < 20 else 0.004)
+        time.sleep(nap_s)
+        napped_s += nap_s + 0.00006  # a nap ends late by about the kernel's timer slack
+        return True
+
+    return wait
+
+
+def connect(
+    path: Path, *, durability: str, create: bool = False, give_up: Callable[[], bool] = lambda: False
+) -> apsw.Connection:
+    """A connection in WAL mode that never checkpoints by itself."""
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    try:
+        db = apsw.Connection(str(path), flags=flags, statementcachesize=400)
+        db.set_busy_handler(_patience(give_up))
+        db.pragma("journal_mode", "wal")
+        db.pragma("synchronous", "full" if durability == "power" else "normal")
+        db.wal_autocheckpoint(0)
+        db.pragma("temp_store", 2)
+        db.pragma("cache_size", -16_000)
+    except apsw.Error as error:
+        raise told(error, path) from error
+    return db
+
+
+def check_present(path: Path, *, create: bool) -> None:
+    """StorageMissing unless the file is there or may be created; the network is refused either way."""
+    refuse_network_file_system(path, file_system(path))
+    if path.is_dir():
+        raise StorageUnreachable(f"{path} is a folder", hint="name a file in it")
+    if create:
+        if not path.parent.is_dir():
+            raise StorageUnreachable(f"the folder {path.parent} does not exist", hint="create it first")
+    elif not path.exists():
+        raise StorageMissing(
+            f"there is no database {path}",
+            hint="start a worker there, or name another with --url or FLUXMESH_URL",
+        )
+
+
+def prepare_schema(db: apsw.Connection, sql: Statements, path: Path) -> None:
+    """Create the namespace's tables where they are missing. Refuses a foreign or newer schema."""
+    try:
+        if _ready(db, sql, path):
+            return
+        db.execute("begin immediate")
+        try:
+            if not _ready(db, sql, path):
+                db.execute(f"pragma application_id = {APPLICATION_ID}")
+                db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+                db.execute(sql["schema.tables"])
+                db.execute(sql["schema.first_values"])
+            db.execute("commit")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("rollback")
+            raise
+    except apsw.Error as error:
+        raise told(error, path) from error
+
+
+def _ready(db: apsw.Connection, sql: Statements, path: Path) -> bool:
+    owner = db.pragma("application_id")
+    version = db.pragma("user_version")
+    tables = {row[0] for row in db.execute("select name from sqlite_schema where type = 'table'")}
+    if owner != APPLICATION_ID:
+        if owner or version or tables:
+            raise StorageRefused(
+                f"{path} is a database of another program", hint="name a file of its own for FluxMesh"
+            )
+        return False
+    if version != SCHEMA_VERSION:
+        raise StorageRefused(
+            f"{path} has schema {version}, this program knows {SCHEMA_VERSION}",
+            hint="update FluxMesh on this machine" if version > SCHEMA_VERSION else "name another file",
+        )
+    return f"{sql.namespace}:job" in tables

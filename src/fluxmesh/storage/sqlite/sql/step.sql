@@ -1,0 +1,66 @@
+-- What every write step may need. Inputs in the order of the ? marks.
+
+-- :name seq
+select value from <meta> where name = 'seq'
+-- :name set_seq
+update <meta> set value = ? where name = 'seq'
+-- :name add_stale
+update <meta> set value = value + ? where name = 'stale'
+
+-- One row a (queue, tier, place) changed by the step.
+-- :name tally
+insert into <tally> (queue, tier, place, n) values (?, ?, ?, ?)
+  on conflict do update set n = n + excluded.n
+
+-- (lane, queue, tier, kind, ref, change)
+-- :name lane
+insert into <lane> (lane, queue, tier, kind, ref, n) values (?, ?, ?, ?, ?, ?)
+  on conflict do update set n = n + excluded.n
+
+-- Workers that wait for work, whoever waited longest first is not tracked: any will do.
+-- :name waiting
+select epoch, bell from <worker> where waiting = 1 and fenced = 0 and dead_how is null
+-- :name woken
+update <worker> set waiting = 0 where epoch = ?
+
+-- :name first_due
+select min(pos) from <job> where place = 0 and lane in ('0', '1', '2', '3')
+
+-- :name lanes_of
+select queue, tier, ref from <lane> where kind = ? and ref = ? and n > 0
+-- :name open_key
+update <lane> set open = 1 where kind = 'k' and ref = ? and open = 0
+-- :name close_lane
+update <lane> set open = 0 where lane = ?
+
+-- :name limits
+select task, spec, tat_us from <task> where limited = 1
+-- :name set_tat
+update <task> set tat_us = ? where task = ?
+
+-- :name any_waiter
+select 1 from <waiter> limit 1
+-- :name waiters
+select bell from <waiter> where job_id = ?
+-- :name drop_waiters
+delete from <waiter> where job_id = ?
+
+-- :name worker
+select worker_id, registration, fenced, dead_how, command, bell, lease_us from <worker> where epoch = ?
+
+-- One job by id, as the moves need it (columns of step.Row, in order).
+-- :name row
+select rid, id, place, lane, pos, seq, queue, tier, task, token, life, attempts, crashes, snoozes,
+  interruptions, started_us, worker_id, history, cancel, on_death, hops, concurrency_key, due_us, expires_us,
+  percent, message, unique_key, idempotency_key from <job> where id = ?
+-- :name rows_of_owner
+select rid, id, place, lane, pos, seq, queue, tier, task, token, life, attempts, crashes, snoozes,
+  interruptions, started_us, worker_id, history, cancel, on_death, hops, concurrency_key, due_us, expires_us,
+  percent, message, unique_key, idempotency_key from <job> where place in (3, 4) and lane = ? limit ?
+
+-- The one statement that ends, returns or delays a job.
+-- :name move
+update <job> set place = ?, lane = ?, pos = ?, seq = ?, tier = ?, token = ?, life = ?, attempts = ?,
+  crashes = ?, snoozes = ?, interruptions = ?, due_us = ?, started_us = ?, ended_us = ?, worker_id = ?,
+  result = ?, history = ?, error = ?, reason = ?, fingerprint = ?, percent = ?, message = ?, cancel = ?,
+  expires_us = ?, hops = ?, waiting_for = null, on_death = null, missed = null where rid = ?
