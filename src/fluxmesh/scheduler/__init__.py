@@ -1,0 +1,1 @@
+"""The work that any process may do for all: promote, reap, prune."""

@@ -1,0 +1,184 @@
+"""What any process may do for all: promote what is due, take back dead owners' jobs, prune.
+
+Every step is idempotent, so it does no harm that many do it. The `lead` key only decides who bothers to
+promote and prune. Orphans are looked for by everybody: the key of a leader that was killed lives on for
+some seconds, and its jobs shall not wait for that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from fluxmesh.clock import Clock
+from fluxmesh.codec import decode_options
+from fluxmesh.config import Settings
+from fluxmesh.ids import new_nonce
+from fluxmesh.job import JobError, JobOptions, Outcome
+from fluxmesh.outcome import MAX_DELAY_S, End, Policy, Transition, decide
+from fluxmesh.service import Service
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.values import OnDeath, Orphan, OrphansAnswer, Reap, Retention, Settled
+from fluxmesh.task import TaskRegistry, policy_for
+
+STOPPED: Final = "stopped"  # how a process ended that its operator stopped: nothing is charged
+WATCH_S: Final = 0.5  # longest time between two looks for orphans
+LEAD_PERIODS: Final = 3  # the key outlives so many reap periods
+PRUNE_EVERY_S: Final = 5.0
+ORPHANS_BATCH: Final = 100
+PROMOTE_BATCH: Final = 1_000
+PRUNE_BATCH: Final = 500
+ROUNDS_MAX: Final = 20  # batches of one kind in one round; the rest is left to the next
+SHORTEST_REST_S: Final = 0.002  # between promotions of jobs that are due one right after the other
+
+
+def options_of(blob: bytes | None) -> JobOptions:
+    """The job's own options; for a blob that cannot be read, none: its owner's death must not wait."""
+    try:
+        return decode_options(blob)
+    except (msgspec.MsgspecError, RecursionError):
+        return JobOptions()
+
+
+def end_of(orphan: Orphan) -> End:
+    """How a started job ended whose owner is dead. A crash is charged only where the process died of itself:
+    not for a body that was overdue, not for a job that its worker had marked, not for an operator's stop."""
+    how = orphan.how or orphan.ground.value
+    if orphan.on_death is OnDeath.TIMEOUT:
+        message = f"still running past its timeout when the process of {orphan.worker.worker_id} ended: {how}"
+        return End(Outcome.TIMEOUT, error=JobError("JobTimeout", message), reason=how)
+    if orphan.on_death is OnDeath.INTERRUPTED or orphan.how == STOPPED:
+        return End(Outcome.INTERRUPTED, reason=how)
+    message = f"{orphan.worker.worker_id} (epoch {orphan.worker.epoch}): {how}"
+    return End(Outcome.CRASHED, error=JobError("WorkerLost", message), reason=how)
+
+
+def decide_orphan(
+    orphan: Orphan, settings: Settings, rng: random.Random, registry: TaskRegistry | None = None
+) -> Reap:
+    """What becomes of an orphan. Total: odd stored options fall back to the defaults."""
+    if not orphan.started:
+        return Reap(orphan.id, orphan.token)
+    own = orphan.spec.options if orphan.spec is not None else None
+    if own is None and registry is not None:
+        definition = registry.get(orphan.task)
+        own = definition.spec.options if definition is not None else None
+    end = end_of(orphan)
+    transition: Transition
+    try:
+        policy = policy_for(options_of(orphan.options), own, settings)
+        transition = decide(orphan.task, end, orphan.counters, policy, rng)
+    except (TypeError, ValueError, ArithmeticError):
+        transition = decide(orphan.task, end, orphan.counters, policy_for(JobOptions(), None, settings), rng)
+    if not (math.isfinite(transition.delay_s) and 0 <= transition.delay_s <= MAX_DELAY_S):
+        transition = decide(orphan.task, end, orphan.counters, Policy(), rng)
+    return Reap(orphan.id, orphan.token, transition)
+
+
+class Housekeeper(Service):
+    """The housekeeping loop of one process.
+
+    `on_time_s` None: rounds follow at the watching interval, as in a worker, whose claims promote what is
+    due anyhow. A number: a leader also wakes at each due instant, and rests at most so long while none is
+    known (`fluxmesh scheduler`).
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        settings: Settings,
+        clock: Clock,
+        rng: random.Random,
+        registry: TaskRegistry | None = None,
+        *,
+        on_time_s: float | None = None,
+    ) -> None:
+        super().__init__("housekeeping", interval_s=min(WATCH_S, settings.reap_s / 2), rng=rng)
+        self.leading = False
+        self._storage = storage
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._on_time_s = on_time_s
+        self._holder = f"{socket.gethostname()}-{os.getpid()}-{new_nonce()}"
+        self._lead_again_s = -math.inf
+        self._prune_again_s = self._clock.mono_s() + PRUNE_EVERY_S * rng.random()
+        self._armed = True
+        self._retention = Retention(settings.result_ttl, settings.dead_letter_ttl, settings.idempotency_ttl)
+
+    async def run_once(self) -> float | None:
+        """Lead or look who does; as leader promote and, now and then, prune; in any case reap."""
+        now_s = self._clock.mono_s()
+        if now_s >= self._lead_again_s:
+            self.leading = await self._storage.lead(self._holder, LEAD_PERIODS * self._settings.reap_s)
+            self._lead_again_s = now_s + self._settings.reap_s * 0.9  # a round a little early still counts
+        next_due_s = await self._promote() if self.leading else None
+        await self.reap_orphans()
+        if self.leading and now_s >= self._prune_again_s:
+            await self._prune(now_s)
+        if self._on_time_s is None:
+            return None
+        rest_s = self._on_time_s if next_due_s is None else max(next_due_s, SHORTEST_REST_S)
+        return min(rest_s, self.interval_s)
+
+    async def reap_orphans(self) -> int:
+        """Take back the jobs of owners that are dead now. The number of jobs."""
+        reaped = 0
+        for _ in range(ROUNDS_MAX):
+            answer = await self._storage.orphans(ORPHANS_BATCH)
+            self._note_arming(answer)
+            if not answer.jobs:
+                break
+            items = [decide_orphan(job, self._settings, self._rng, self._registry) for job in answer.jobs]
+            settled = await self._storage.reap(items)
+            done = [job for job, what in zip(answer.jobs, settled, strict=True) if what is Settled.APPLIED]
+            self._note_reaped(done)
+            reaped += len(done)
+            if not done or len(answer.jobs) < ORPHANS_BATCH:
+                break
+        return reaped
+
+    async def _promote(self) -> float | None:
+        """Seconds to the next due instant; None: none known."""
+        for _ in range(ROUNDS_MAX):
+            promoted = await self._storage.promote(PROMOTE_BATCH)
+            if promoted.count < PROMOTE_BATCH:
+                return promoted.next_due_s
+        return 0.0
+
+    async def _prune(self, now_s: float) -> None:
+        more = True
+        for _ in range(ROUNDS_MAX):
+            pruned = await self._storage.prune(self._retention, PRUNE_BATCH)
+            more = pruned.more
+            if not more or self.stopping:
+                break
+        if not more:  # else the next round goes on
+            self._prune_again_s = now_s + PRUNE_EVERY_S * self._rng.uniform(0.8, 1.2)
+
+    def _note_arming(self, answer: OrphansAnswer) -> None:
+        if answer.armed is not self._armed:
+            self._armed = answer.armed
+            if self._armed:
+                self._log.info("leases armed")
+            else:
+                self._log.warning("leases disarmed", why="storage was out of sight or its clock was stepped")
+
+    def _note_reaped(self, jobs: Sequence[Orphan]) -> None:
+        groups = Counter((job.worker, job.ground, job.how) for job in jobs)
+        for (worker, ground, how), count in groups.items():
+            self._log.warning(
+                "jobs reaped",
+                count=count,
+                worker=worker.worker_id,
+                epoch=worker.epoch,
+                ground=ground.value,
+                how=how,
+            )

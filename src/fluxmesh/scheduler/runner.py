@@ -1,0 +1,62 @@
+"""`fluxmesh scheduler`: a process that does the housekeeping and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from fluxmesh.clock import Clock
+from fluxmesh.config import Settings
+from fluxmesh.obs.log import get_logger
+from fluxmesh.scheduler.housekeeping import Housekeeper
+from fluxmesh.storage.base import Storage
+from fluxmesh.task import TaskRegistry
+from fluxmesh.worker.signals import StopSignals
+
+DEFAULT_INTERVAL_S: Final = 0.2
+FINISH_S: Final = 5.0  # time for the round at hand after the first signal
+
+_log = get_logger("scheduler")
+
+
+async def run_scheduler(
+    *,
+    open_storage: Callable[[bool], Awaitable[Storage]],
+    settings: Settings,
+    clock: Clock,
+    interval_s: float = DEFAULT_INTERVAL_S,
+    registry: TaskRegistry | None = None,
+) -> int:
+    """Housekeep until SIGTERM or SIGINT. Answers the exit code: 0, or 1 after a second signal.
+
+    `interval_s` is the longest rest while no due instant is known. Raises what opening the storage raises;
+    an outage later is waited out. Runs on the main thread: it takes over the two signals meanwhile.
+    """
+    storage = await open_storage(False)
+    housekeeper = Housekeeper(storage, settings, clock, random.Random(), registry, on_time_s=interval_s)
+    told, hurried = asyncio.Event(), asyncio.Event()
+    signals = StopSignals(told.set, hurried.set, gap_s=0.0)
+    signals.install()
+    try:
+        await housekeeper.start()
+        _log.info("scheduler started", interval_s=interval_s)
+        await told.wait()
+        await _finish(housekeeper, hurried)
+    finally:
+        signals.remove()
+        await storage.close()
+    _log.info("scheduler stopped")
+    return 1 if hurried.is_set() else 0
+
+
+async def _finish(housekeeper: Housekeeper, hurried: asyncio.Event) -> None:
+    """Let the round at hand end, or cut it short at the second signal."""
+    finishing = asyncio.ensure_future(housekeeper.stop(FINISH_S))
+    hurrying = asyncio.ensure_future(hurried.wait())
+    await asyncio.wait((finishing, hurrying), return_when=asyncio.FIRST_COMPLETED)
+    hurrying.cancel()
+    if not finishing.done():
+        await housekeeper.stop(0.0)
+    await finishing

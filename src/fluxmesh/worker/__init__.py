@@ -1,0 +1,1 @@
+"""The processes that run jobs, and the one above them that proves their deaths."""

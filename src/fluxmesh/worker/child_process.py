@@ -1,0 +1,141 @@
+"""One child process of a supervisor, with the two pipes between them.
+
+* Its standard input never carries a byte: its end of file tells the child that the supervisor is gone.
+* `--report-fd N` (appended to its arguments) takes JSON lines from the child: {"epoch": 17} when it has
+  registered, {"ready": true} when it takes jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from fluxmesh.obs.log import Logger
+
+REPORT_FLAG: Final = "--report-fd"
+MAX_LINE_BYTES: Final = 16 << 10
+_READ_BYTES: Final = 64 << 10
+
+
+class ChildSpec(Struct, frozen=True):
+    """How to start a child. `env` None: the supervisor's own environment."""
+
+    worker_id: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] | None = None
+
+
+class Report(Struct, frozen=True):
+    """One line of a child. Fields that this version does not know are left for later ones."""
+
+    epoch: int | None = None
+    ready: bool = False
+
+
+_decode = msgspec.json.Decoder(Report).decode
+
+
+class ChildProcess:
+    """A running child. `epoch` and `ready` are what it has reported; both are final once `wait` is over."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        *,
+        stdin_fd: int,
+        report_fd: int,
+        log: Logger,
+        on_ready: Callable[[], object],
+    ) -> None:
+        self.pid = process.pid
+        self.epoch: int | None = None
+        self.ready = False
+        self._process = process
+        self._stdin_fd = stdin_fd
+        self._report_fd = report_fd
+        self._log = log
+        self._on_ready = on_ready
+        self._pending = bytearray()
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(report_fd, False)
+        self._loop.add_reader(report_fd, self._read)
+
+    @classmethod
+    async def spawn(cls, spec: ChildSpec, *, log: Logger, on_ready: Callable[[], object]) -> ChildProcess:
+        """Start it, in this process's group. Raises OSError; then nothing was started."""
+        child_stdin, stdin_fd = os.pipe()
+        report_fd, child_report = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                REPORT_FLAG,
+                str(child_report),
+                stdin=child_stdin,
+                pass_fds=(child_report,),
+                env=None if spec.env is None else dict(spec.env),
+            )
+        except BaseException:
+            _close(stdin_fd, report_fd)
+            raise
+        finally:
+            _close(child_stdin, child_report)
+        return cls(process, stdin_fd=stdin_fd, report_fd=report_fd, log=log, on_ready=on_ready)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it, unless it has ended."""
+        if self._process.returncode is None:
+            try:
+                self._process.send_signal(number)
+            except ProcessLookupError:
+                pass  # it ended a moment ago; `wait` will tell
+
+    async def wait(self) -> int:
+        """Its exit status, or minus the signal that killed it. Takes what it reported last, then closes
+        the pipes: a grandchild may hold on to its ends, and is not waited for."""
+        try:
+            code = await self._process.wait()
+            self._read()
+            return code
+        finally:
+            self._loop.remove_reader(self._report_fd)
+            _close(self._report_fd, self._stdin_fd)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._report_fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._log.warning("report pipe failed", error=str(error))
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._report_fd)
+            return
+        self._pending += data
+        *lines, rest = self._pending.split(b"\n")
+        self._pending = rest if len(rest) <= MAX_LINE_BYTES else bytearray()
+        for line in lines:
+            self._take(bytes(line))
+
+    def _take(self, line: bytes) -> None:
+        try:
+            report = _decode(line)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self._log.warning("report not understood", error=str(error), line=repr(line[:200]))
+            return
+        if report.epoch is not None:
+            self.epoch = report.epoch
+        if report.ready and not self.ready:
+            self.ready = True
+            self._on_ready()
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,79 @@
+"""Carries proofs of death into storage, and frees the dead one's jobs at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from fluxmesh.clock import Clock
+from fluxmesh.config import Settings
+from fluxmesh.scheduler.housekeeping import Housekeeper
+from fluxmesh.service import Service
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.values import WorkerRef
+
+PENDING_MAX: Final = 1_000  # deaths that storage has not heard of; the oldest give way: leases end them
+IDLE_S: Final = 3_600.0  # rounds come from wake()
+CLOSE_S: Final = 2.0
+
+
+class DeathReporter(Service):
+    """Declares deaths in the order they came, each until storage has taken it, then reaps.
+
+    Storage is opened at the first death, so that an idle supervisor costs nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        open_storage: Callable[[bool], Awaitable[Storage]],
+        settings: Settings,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        super().__init__("death reporter", interval_s=IDLE_S, rng=rng)
+        self._open_storage = open_storage
+        self._settings = settings
+        self._clock = clock
+        self._storage: Storage | None = None
+        self._housekeeper: Housekeeper | None = None
+        self._pending: deque[tuple[WorkerRef, str]] = deque(maxlen=PENDING_MAX)
+
+    def report(self, worker: WorkerRef, how: str) -> None:
+        """The process of this epoch is gone: tell storage as soon as it can be reached."""
+        self._pending.append((worker, how))
+        self.wake()
+
+    async def run_once(self) -> float | None:
+        """Declare what is pending and take the jobs back. Raises if storage cannot be reached."""
+        if not self._pending:
+            return None
+        if self._storage is None or self._housekeeper is None:
+            self._storage = await self._open_storage(False)
+            self._housekeeper = Housekeeper(self._storage, self._settings, self._clock, self._rng)
+        for _ in range(len(self._pending)):
+            worker, how = self._pending[0]
+            known = await self._storage.declare_dead(worker, how)
+            self._pending.popleft()
+            self._log.info(
+                "death declared", worker=worker.worker_id, epoch=worker.epoch, how=how, known=known
+            )
+        await self._housekeeper.reap_orphans()
+        return 0.0 if self._pending else None
+
+    async def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Try for `timeout_s` to declare what is still pending, then let go of storage."""
+        await self.stop(timeout_s)
+        if self._pending:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.run_once()
+            except Exception as error:
+                # A freed lock or the end of the lease tells of these deaths too, only later.
+                self._log.warning("deaths not declared", count=len(self._pending), error=str(error))
+        if self._storage is not None:
+            await self._storage.close()
+            self._storage = None

@@ -1,0 +1,187 @@
+"""The process above the workers: it starts them, proves their deaths and fills their places.
+
+It runs no user code, so nothing a job does can stop it. Children stay in its process group (the reasons
+stand in signals.py); they end by themselves when it dies, by the end of file on their standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from fluxmesh.clock import Clock
+from fluxmesh.config import Settings
+from fluxmesh.obs.log import get_logger
+from fluxmesh.scheduler.housekeeping import STOPPED
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.values import WorkerRef
+from fluxmesh.worker.child_process import ChildProcess, ChildSpec
+from fluxmesh.worker.death_reporter import CLOSE_S, DeathReporter
+from fluxmesh.worker.deaths import (
+    EXIT_HURRIED,
+    EXIT_STOPPED,
+    STABLE_AFTER_S,
+    Next,
+    how_ended,
+    next_step,
+    restart_delay_s,
+)
+from fluxmesh.worker.signals import TELLING_GAP_S, StopSignals
+
+KILL_SLACK_S: Final = 2.0  # beyond the grace periods, before a child that was told to stop is killed
+HURRY_KILL_S: Final = 0.8  # after the second telling; the whole worker is to end within 1 s
+FORWARD_GAP_S: Final = TELLING_GAP_S + 0.05
+
+
+class _Place:
+    """What the supervisor knows of one child's place."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.log = get_logger("supervisor").bind(worker=spec.worker_id)
+        self.child: ChildProcess | None = None
+        self.killed = False  # by us, because it did not end in time
+        self.was_ready = False
+        self.failures = 0  # short lives running
+
+    def noted_ready(self) -> None:
+        self.was_ready = True
+        pid = None if self.child is None else self.child.pid
+        self.log.info("worker ready", pid=pid)
+
+
+class Supervisor:
+    """Keeps one child alive for each spec until it is told to stop.
+
+    `open_storage` is called at the first death. With `settings.proof_of_death` off, deaths are not
+    declared: the leases run out.
+    """
+
+    def __init__(
+        self,
+        *,
+        children: Sequence[ChildSpec],
+        open_storage: Callable[[bool], Awaitable[Storage]],
+        settings: Settings,
+        clock: Clock,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._places = [_Place(spec) for spec in children]
+        self._settings = settings
+        self._reporter = DeathReporter(
+            open_storage=open_storage, settings=settings, clock=clock, rng=rng or random.Random()
+        )
+        self._log = get_logger("supervisor")
+        self._tellings = 0
+        self._told = asyncio.Event()
+        self._first_told_at = 0.0
+        self._exit_code: int | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def run(self) -> int:
+        """Start the children and keep them. Answers the exit code: 0 when all have ended after one
+        telling or of their own accord, 1 after a second telling, or that of a child which cannot start.
+
+        Takes over SIGTERM and SIGINT meanwhile: runs on the main thread.
+        """
+        signals = StopSignals(self.stop, self.stop, gap_s=0.0)
+        signals.install()
+        try:
+            await self._reporter.start()
+            await asyncio.gather(*(self._keep(place) for place in self._places))
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            await self._reporter.close(CLOSE_S if self._tellings < 2 else CLOSE_S / 10)
+            signals.remove()
+        if self._exit_code is not None:
+            return self._exit_code
+        return EXIT_STOPPED if self._tellings < 2 else EXIT_HURRIED
+
+    def stop(self) -> None:
+        """A telling, as by a signal: the first lets the children drain, the second ends them within 1 s."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._tellings += 1
+        if self._tellings == 1:
+            self._told.set()
+            self._first_told_at = now
+            self._log.info("worker stops", grace_s=self._settings.grace_s)
+            self._forward()
+            patience_s = self._settings.grace_s + self._settings.hard_grace_s + KILL_SLACK_S
+            self._timers.append(loop.call_at(now + patience_s, self._kill))
+        elif self._tellings == 2:
+            self._log.warning("worker stops at once")
+            forward_at = max(now, self._first_told_at + FORWARD_GAP_S)
+            self._timers.append(loop.call_at(forward_at, self._forward))
+            self._timers.append(loop.call_at(now + HURRY_KILL_S, self._kill))
+
+    def _forward(self) -> None:
+        for place in self._places:
+            if place.child is not None:
+                place.child.send(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for place in self._places:
+            if place.child is not None:
+                place.killed = True
+                place.log.warning("worker killed: it did not end in time", pid=place.child.pid)
+                place.child.send(signal.SIGKILL)
+
+    async def _keep(self, place: _Place) -> None:
+        """One place, from its first child to its last."""
+        loop = asyncio.get_running_loop()
+        step = Next.RESTART
+        while not self._told.is_set():
+            began = loop.time()
+            step = await self._live(place)
+            if step in (Next.LEAVE, Next.GIVE_UP):
+                return
+            lived_s = loop.time() - began
+            if step is Next.REPLACE or lived_s >= STABLE_AFTER_S:
+                place.failures = 0
+            if step is Next.RESTART:
+                place.failures += 1
+                await self._rest(place)
+
+    async def _live(self, place: _Place) -> Next:
+        """One child from its start to its end."""
+        try:
+            child = await ChildProcess.spawn(place.spec, log=place.log, on_ready=place.noted_ready)
+        except OSError as error:
+            place.log.warning("worker cannot be started", error=str(error))
+            return Next.RESTART
+        place.child = child
+        place.log.info("worker started", pid=child.pid)
+        if self._told.is_set():
+            child.send(signal.SIGTERM)  # told while it was being started
+        code = await child.wait()
+        place.child = None
+        return self._ended(place, child, code)
+
+    def _ended(self, place: _Place, child: ChildProcess, code: int) -> Next:
+        stopping = self._told.is_set()
+        by_us = place.killed or (stopping and code in (EXIT_HURRIED, -signal.SIGTERM))
+        how = STOPPED if by_us else how_ended(code)
+        if code != EXIT_STOPPED and child.epoch is not None and self._settings.proof_of_death:
+            self._reporter.report(WorkerRef(place.spec.worker_id, child.epoch), how)
+        say = place.log.info if code == EXIT_STOPPED or by_us else place.log.warning
+        say("worker ended", pid=child.pid, epoch=child.epoch, how=how)
+        step = next_step(code, was_ready=place.was_ready, stopping=stopping)
+        if step is Next.GIVE_UP:
+            self._exit_code = code
+            self.stop()
+        return step
+
+    async def _rest(self, place: _Place) -> None:
+        """Back-off before a restart, cut short by a telling."""
+        delay_s = restart_delay_s(place.failures)
+        place.log.info("worker restarts", delay_s=delay_s, failures=place.failures)
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._told.wait()
+        except TimeoutError:
+            pass
