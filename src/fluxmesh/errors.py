@@ -20,7 +20,8 @@ FluxMeshError
 ├── JobUnsuccessful            `result()` of a job that did not complete (exit 10)
 │   ├── JobFailed · JobCancelled · JobExpired
 ├── WaitTimeout                the job had not ended in time (exit 124)
-└── WorkerRetired              a worker ended because a body could not be stopped
+├── WorkerRetired              a worker ended because a body could not be stopped
+└── WorkerFenced               a worker ended because another took over its id
 
 Every message says what happened, where, and what to try. `code` is stable and meant for programs.
 """
@@ -124,11 +125,17 @@ class JobConflict(FluxMeshError):
 
 
 class IdempotencyConflict(JobConflict):
+    """`accepted` holds the ids of the jobs of the same call that were stored."""
+
     code = "idempotency_conflict"
+    accepted: tuple[str, ...] = ()
 
 
 class QueueFull(FluxMeshError):
+    """`accepted` holds the ids of the jobs of the same call that were stored."""
+
     code = "queue_full"
+    accepted: tuple[str, ...] = ()
     http_status = 429
     retryable = True
 
@@ -184,3 +191,7 @@ class WaitTimeout(FluxMeshError, TimeoutError):
 
 class WorkerRetired(FluxMeshError):
     code = "worker_retired"
+
+
+class WorkerFenced(FluxMeshError):
+    code = "worker_fenced"
