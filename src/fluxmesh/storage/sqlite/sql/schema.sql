@@ -8,6 +8,7 @@
 --       4 RUNNING    lane = owner's epoch   pos = when it was taken (boot us)
 --       5 COMPLETED 6 DEAD_LETTER 7 CANCELLED 8 EXPIRED   lane = ''   pos = when it ended (wall us)
 --   * rid is the arrival sequence at creation: it never repeats, and orders jobs by creation.
+--   * The columns that may be large stand last: a row is judged without reading past its first page.
 --   * <tally> holds the number of jobs by (queue, tier, place); rows of 0 are removed by prune.
 --   * <lane> holds the parking sets: kind t = of a task, k = of a concurrency key. n = its jobs.
 --     A key's set is closed (open = 0) only while as many jobs of the key run as its limit allows.
@@ -29,7 +30,6 @@ create table <job> (
   crashes integer not null default 0,
   snoozes integer not null default 0,
   interruptions integer not null default 0,
-  payload blob not null,
   options blob,
   created_us integer not null,
   due_us integer,
@@ -37,9 +37,6 @@ create table <job> (
   started_us integer,
   ended_us integer,
   worker_id text,
-  result blob,
-  history blob,
-  error blob,
   reason text,
   fingerprint text,
   percent real,
@@ -52,7 +49,11 @@ create table <job> (
   unique_key text,
   idempotency_key text,
   concurrency_key text,
-  concurrency_limit integer
+  concurrency_limit integer,
+  payload blob not null,
+  result blob,
+  history blob,
+  error blob
 );
 create index <job_place> on <job> (place, lane, pos);
 create index <job_queue> on <job> (queue);
@@ -61,7 +62,8 @@ create unique index <job_unique> on <job> (queue, unique_key) where unique_key i
 create index <job_running_task> on <job> (task) where place = 4;
 create index <job_running_key> on <job> (concurrency_key) where place = 4 and concurrency_key is not null;
 create index <job_expires> on <job> (expires_us) where expires_us is not null and place < 4;
-create index <job_group> on <job> (fingerprint) where fingerprint is not null and place = 6;
+create index <job_group> on <job> (fingerprint, pos) where fingerprint is not null and place = 6;
+create index <job_reason> on <job> (reason) where place = 6;
 create table <tag> (tag text not null, rid integer not null, primary key (tag, rid)) without rowid;
 create table <idempotency> (
   key text primary key,
