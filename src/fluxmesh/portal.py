@@ -1,0 +1,199 @@
+"""Where the SDK's storages live: one daemon thread with an event loop per process.
+
+Async code is written once. A storage belongs to the loop that opened it, and programs come with no loop,
+with one, or with one per test; so every storage of the SDK is opened on the portal's loop, a thread waits
+for a coroutine there (`run`), and another loop awaits it there (`Link.use`).
+
+A child of fork makes a portal of its own and never touches, not even closes, what it inherited: closing
+would unregister the parent's sockets from the poll set that both share. When the interpreter ends, storages
+are closed within EXIT_BUDGET_S. No user code ever runs on the portal's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final, TypeVar
+
+from fluxmesh.clock import Clock
+from fluxmesh.config import Settings
+from fluxmesh.errors import OutcomeUnknown, StorageUnreachable, WouldDeadlock
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.registry import open_storage
+
+EXIT_BUDGET_S: Final = 2.0
+REPEATS: Final = 2  # after an answer that was lost; every verb may be repeated without harm
+T = TypeVar("T")
+
+_portal: Portal | None = None
+_lock = threading.Lock()
+_inherited: list[object] = []  # what a forked child must neither use nor free
+
+
+class Portal:
+    """A running loop on a daemon thread of this process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._storages: set[Storage] = set()
+        self._ended = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._serve, name="fluxmesh-portal", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the portal's loop, from any other thread."""
+        if self._ended:
+            coroutine.close()
+            raise StorageUnreachable("the interpreter is ending", hint="finish before the exit handlers run")
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def keep(self, storage: Storage) -> None:
+        self._storages.add(storage)
+
+    async def close(self, storage: Storage) -> None:
+        if storage in self._storages:
+            self._storages.discard(storage)
+            await storage.close()
+
+    def release(self, storage: Storage) -> None:
+        """Close the storage of an owner that was garbage-collected, in whatever thread that happened."""
+        if self._pid == os.getpid() and not self._ended and storage in self._storages:
+            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self.close(storage)))
+
+    def end(self) -> None:
+        """Give up what is waiting, close the storages, end the thread; bounded by EXIT_BUDGET_S."""
+        if self._pid != os.getpid() or self._ended:
+            return
+        self._ended = True
+        try:
+            closing = asyncio.run_coroutine_threadsafe(self._close_all(), self.loop)
+            closing.result(timeout=EXIT_BUDGET_S * 0.75)
+        except (TimeoutError, RuntimeError):
+            pass  # the thread is a daemon: the process ends without it
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(EXIT_BUDGET_S * 0.25)
+
+    async def _close_all(self) -> None:
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        closing = [self.close(storage) for storage in tuple(self._storages)]
+        await asyncio.gather(*waiting, *closing, return_exceptions=True)
+
+
+def current_portal() -> Portal:
+    """The portal of this process, started at first use."""
+    global _portal
+    with _lock:
+        if _portal is None:
+            _portal = Portal()
+            atexit.register(_portal.end)
+        return _portal
+
+
+def _after_fork_in_child() -> None:
+    global _portal, _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    if _portal is not None:
+        _inherited.append(_portal)
+        _portal = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the portal's loop and wait for it. Works in every thread, also beside a loop that
+    runs in the calling one, which it then blocks. An interrupt cancels the coroutine."""
+    portal = current_portal()
+    if portal.is_here():
+        coroutine.close()
+        raise WouldDeadlock("a blocking call on the thread that serves blocking calls", hint="use .aio")
+    future = portal.submit(coroutine)
+    try:
+        return future.result()
+    except CancelledError:
+        raise StorageUnreachable("the interpreter is ending") from None
+    finally:
+        future.cancel()  # does nothing to one that is done
+        del future
+
+
+class Link:
+    """One storage as the SDK uses it: opened at first use, once per process, and anew after `close`."""
+
+    def __init__(self, url: str, settings: Settings, *, create: bool, clock: Clock | None = None) -> None:
+        self.url = url
+        self.settings = settings
+        self.create = create
+        self.clock = clock
+        self._home: Portal | None = None
+        self._opening: asyncio.Future[Storage] | None = None
+
+    async def use(self, verb: Callable[[Storage], Awaitable[T]]) -> T:
+        """The answer of one storage verb, asked for from any loop. A lost answer is asked for again."""
+        portal = current_portal()
+        if asyncio.get_running_loop() is portal.loop:
+            return await self._use_here(portal, verb)
+        return await asyncio.wrap_future(portal.submit(self._use_here(portal, verb)))
+
+    async def _use_here(self, portal: Portal, verb: Callable[[Storage], Awaitable[T]]) -> T:
+        storage = await self._storage(portal)
+        for _ in range(REPEATS):
+            try:
+                return await verb(storage)
+            except OutcomeUnknown:
+                continue
+        return await verb(storage)
+
+    async def _storage(self, portal: Portal) -> Storage:
+        if self._home is not portal:
+            if self._home is not None:
+                _inherited.append(self._opening)
+            self._home, self._opening = portal, None
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open(portal))
+            self._opening.add_done_callback(self._forget_failure)
+        # One caller that gives up must not take the opening away from the others.
+        return await asyncio.shield(self._opening)
+
+    async def _open(self, portal: Portal) -> Storage:
+        storage = await open_storage(self.url, self.settings, create=self.create, clock=self.clock)
+        portal.keep(storage)
+        weakref.finalize(self, portal.release, storage).atexit = False
+        return storage
+
+    def _forget_failure(self, opening: asyncio.Future[Storage]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            self._opening = None
+
+    async def close(self) -> None:
+        """Release the storage; the next use opens it anew."""
+        portal = current_portal()
+        if asyncio.get_running_loop() is portal.loop:
+            await self._close_here(portal)
+        else:
+            await asyncio.wrap_future(portal.submit(self._close_here(portal)))
+
+    async def _close_here(self, portal: Portal) -> None:
+        opening = self._opening
+        if self._home is portal and opening is not None:
+            self._opening = None
+            await portal.close(await opening)

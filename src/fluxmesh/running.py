@@ -1,0 +1,234 @@
+"""Running a worker inside this program: on a thread of its own, or in the calling thread until a signal.
+
+The worker has its own event loop, never the portal's: a body may block it without harm to anybody who
+submits jobs meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from fluxmesh.errors import UsageError, WaitTimeout, WorkerFenced, WorkerRetired
+from fluxmesh.outcome import checked_delay_s
+
+if TYPE_CHECKING:
+    from fluxmesh.worker.worker import Worker, WorkerEnd
+
+EXIT_BUDGET_S: Final = 1.5
+
+
+class WorkerHandle:
+    """A worker on a daemon thread of this process: start, stop, wait. It runs once.
+
+    The async verbs are under `aio`, to be awaited on any loop. At the interpreter's end a worker that is
+    still running is hurried, as by a second signal."""
+
+    def __init__(self, make: Callable[[], Worker], worker_id: str) -> None:
+        self.worker_id: Final = worker_id
+        self._make = make
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._started: Future[None] = Future()
+        self._ended: Future[WorkerEnd] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: Worker | None = None
+        self._stops: set[asyncio.Task[None]] = set()
+
+    @property
+    def aio(self) -> AsyncWorkerHandle:
+        """The same verbs, to be awaited."""
+        return AsyncWorkerHandle(self)
+
+    @property
+    def running_count(self) -> int:
+        """How many jobs it runs now."""
+        return self._worker.running_count if self._worker is not None else 0
+
+    def start(self) -> None:
+        """Open the storage, register, begin to claim. Raises what hinders it; a second call does nothing."""
+        self._begin().result()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Claim no more, hand back what has not started, give running jobs `grace` seconds (default: the
+        worker's own), hand back the rest, end. Returns when it has ended; may be called again."""
+        ended = self._drain(grace)
+        if ended is not None:
+            ended.exception()
+
+    def wait(self, timeout: float | None = None) -> WorkerEnd:
+        """How the worker ended, once it has. Raises WaitTimeout."""
+        left_s = None if timeout is None else checked_delay_s("timeout", timeout)
+        try:
+            return self._must_have_begun().result(left_s)
+        except TimeoutError:
+            raise _still_runs(self.worker_id, timeout) from None
+
+    def stop_now(self) -> None:
+        """End within a second: hand back everything without waiting for it. From any thread."""
+        if self._worker is not None:
+            self._worker.stop_now()
+
+    def _begin(self) -> Future[None]:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name=f"fluxmesh-worker-{self.worker_id}", daemon=True
+                )
+                atexit.register(self._end, os.getpid())
+                self._thread.start()
+        return self._started
+
+    def _serve(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:
+            for future in (self._started, self._ended):
+                if not future.done():
+                    future.set_exception(error)
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        worker = self._worker = self._make()
+        await worker.start()
+        self._started.set_result(None)
+        end = await worker.wait()
+        await asyncio.gather(*self._stops, return_exceptions=True)
+        self._ended.set_result(end)
+
+    def _drain(self, grace: float | None) -> Future[WorkerEnd] | None:
+        """Ask for the end; None if there was no start."""
+        grace_s = None if grace is None else checked_delay_s("grace", grace)
+        if self._thread is None:
+            return None
+        if self._started.exception() is None and not self._ended.done() and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._stop_here, grace_s)
+        return self._ended
+
+    def _stop_here(self, grace_s: float | None) -> None:
+        if self._worker is not None:
+            self._stops.add(asyncio.get_running_loop().create_task(self._worker.stop(grace_s)))
+
+    def _must_have_begun(self) -> Future[WorkerEnd]:
+        if self._thread is None:
+            raise UsageError(f"worker {self.worker_id!r} was not started", hint="call start() first")
+        return self._ended
+
+    def _end(self, pid: int) -> None:
+        if pid == os.getpid() and self._thread is not None and not self._ended.done():
+            self.stop_now()
+            self._thread.join(EXIT_BUDGET_S)
+
+
+class AsyncWorkerHandle:
+    """The verbs of a worker handle, to be awaited on any loop but the worker's own."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: WorkerHandle) -> None:
+        self._handle = handle
+
+    async def start(self) -> None:
+        await asyncio.wrap_future(self._handle._begin())
+
+    async def stop(self, grace: float | None = None) -> None:
+        ended = self._handle._drain(grace)
+        if ended is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(asyncio.wrap_future(ended))
+
+    async def wait(self, timeout: float | None = None) -> WorkerEnd:
+        left_s = None if timeout is None else checked_delay_s("timeout", timeout)
+        waiting = asyncio.wrap_future(self._handle._must_have_begun())
+        try:
+            # Shielded: giving up the wait must not cancel the future that others wait for.
+            return await asyncio.wait_for(asyncio.shield(waiting), left_s)
+        except TimeoutError:
+            raise _still_runs(self._handle.worker_id, timeout) from None
+
+
+def _still_runs(worker_id: str, timeout: float | None) -> WaitTimeout:
+    return WaitTimeout(f"worker {worker_id!r} still runs after {timeout:g} s", hint="stop() ends it")
+
+
+def run_until_signal(make: Callable[[], Worker]) -> WorkerEnd:
+    """Run a worker in this thread until it ends. In the main thread the first SIGTERM or SIGINT drains it
+    and the second one hurries it.
+
+    Raises WorkerRetired if a body could not be stopped, WorkerFenced if another took over the id, and what
+    hinders the start."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise UsageError(
+            "run_worker() blocks, and an event loop runs in this thread", hint="use queue.worker(…).aio"
+        )
+    end = asyncio.run(_until_signal(make))
+    match end.name:
+        case "RETIRED":
+            raise WorkerRetired(
+                "the worker ended because the body of a job could not be stopped",
+                hint="end this process, so that the job is taken back, and start another",
+            )
+        case "FENCED":
+            raise WorkerFenced(
+                "the worker ended because another one registered under its id, or it was declared dead",
+                hint="give every worker an id of its own",
+            )
+        case _:
+            return end
+
+
+async def _until_signal(make: Callable[[], Worker]) -> WorkerEnd:
+    from fluxmesh.worker.worker import WorkerEnd
+
+    worker = make()
+    loop = asyncio.get_running_loop()
+    starting = loop.create_task(worker.start())
+    stops: list[asyncio.Task[None]] = []
+
+    def on_signal() -> None:
+        if not starting.done():
+            starting.cancel()
+        elif stops:
+            worker.stop_now()
+        else:
+            stops.append(loop.create_task(worker.stop()))
+
+    with _signals(loop, on_signal):
+        try:
+            await starting
+        except asyncio.CancelledError:
+            return WorkerEnd.STOPPED
+        end = await worker.wait()
+        await asyncio.gather(*stops, return_exceptions=True)
+    return end
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Iterator[None]:
+    """Only the main thread may handle signals; elsewhere they stay with whoever has them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.getsignal(number)
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:
+                signal.signal(number, handler)
