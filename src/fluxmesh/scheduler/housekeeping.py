@@ -22,7 +22,7 @@ from fluxmesh.codec import decode_options
 from fluxmesh.config import Settings
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import JobError, JobOptions, Outcome
-from fluxmesh.outcome import MAX_DELAY_S, End, Policy, Transition, decide
+from fluxmesh.outcome import MAX_DELAY_S, End, decide
 from fluxmesh.service import Service
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import OnDeath, Orphan, OrphansAnswer, Reap, Retention, Settled
@@ -70,15 +70,14 @@ def decide_orphan(
     if own is None and registry is not None:
         definition = registry.get(orphan.task)
         own = definition.spec.options if definition is not None else None
-    end = end_of(orphan)
-    transition: Transition
+    end, task, counters = end_of(orphan), orphan.task, orphan.counters
     try:
-        policy = policy_for(options_of(orphan.options), own, settings)
-        transition = decide(orphan.task, end, orphan.counters, policy, rng)
+        transition = decide(task, end, counters, policy_for(options_of(orphan.options), own, settings), rng)
+        if math.isfinite(transition.delay_s) and 0 <= transition.delay_s <= MAX_DELAY_S:
+            return Reap(orphan.id, orphan.token, transition)
     except (TypeError, ValueError, ArithmeticError):
-        transition = decide(orphan.task, end, orphan.counters, policy_for(JobOptions(), None, settings), rng)
-    if not (math.isfinite(transition.delay_s) and 0 <= transition.delay_s <= MAX_DELAY_S):
-        transition = decide(orphan.task, end, orphan.counters, Policy(), rng)
+        pass  # options that decode and still make no sense
+    transition = decide(task, end, counters, policy_for(JobOptions(), None, settings), rng)
     return Reap(orphan.id, orphan.token, transition)
 
 

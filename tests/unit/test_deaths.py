@@ -1,0 +1,51 @@
+"""What the end of a child process means."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from fluxmesh.worker.deaths import LONGEST_DELAY_S, Next, how_ended, next_step, restart_delay_s
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (-signal.SIGKILL, "killed by SIGKILL"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-60, "killed by signal 60"),
+        (3, "exit status 3"),
+        (75, "retired: a body could not be stopped"),
+        (76, "fenced: its lease was lost"),
+    ],
+)
+def test_an_end_is_told_in_words(code: int, how: str) -> None:
+    assert how_ended(code) == how
+
+
+@pytest.mark.parametrize(
+    ("code", "was_ready", "stopping", "step"),
+    [
+        (0, True, False, Next.LEAVE),
+        (0, False, True, Next.LEAVE),
+        (-9, True, True, Next.LEAVE),
+        (75, True, True, Next.LEAVE),
+        (-9, True, False, Next.RESTART),
+        (1, False, False, Next.RESTART),
+        (76, True, False, Next.RESTART),
+        (75, True, False, Next.REPLACE),
+        (2, False, False, Next.GIVE_UP),
+        (3, False, False, Next.GIVE_UP),
+        (4, False, False, Next.GIVE_UP),
+        (3, True, False, Next.RESTART),
+        (4, True, False, Next.RESTART),
+    ],
+)
+def test_what_follows_an_end(code: int, was_ready: bool, stopping: bool, step: Next) -> None:
+    assert next_step(code, was_ready=was_ready, stopping=stopping) is step
+
+
+def test_restarts_back_off_from_at_once_to_a_bound() -> None:
+    assert [restart_delay_s(failures) for failures in range(1, 10)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert restart_delay_s(1_000_000) == LONGEST_DELAY_S
