@@ -88,12 +88,13 @@ class Limit(Struct, frozen=True):
 class Shared:
     """What outlives a step: statements, caches of immutable rows, the clock, the bells."""
 
-    def __init__(self, sql: Statements, clock: Clock, belfry: Belfry, *, proof_of_death: bool) -> None:
+    def __init__(self, sql: Statements, clock: Clock, belfry: Belfry, *, proof_of_death: bool, lease_s: float) -> None:
         self.sql = sql
         self.clock = clock
         self.belfry = belfry
         self.locks_folder = belfry.folder
         self.proof_of_death = proof_of_death
+        self.lease_s = lease_s
         self.bell_name: str | None = None
         self.lock: DeathLock | None = None
         self.turns: dict[int, int] = {}

@@ -1,0 +1,259 @@
+"""Who gets what: strict tiers, queues of a tier in turns, arrival order inside a queue.
+
+`Claim` walks the ready jobs and the parking sets of one worker's own tasks in that order. A job it meets that
+this worker may not run is parked on the spot, so that nobody meets it again in vain; one past its time is
+expired.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from fluxmesh import limits
+from fluxmesh.job import Status
+from fluxmesh.storage.sqlite import moves, place
+from fluxmesh.storage.sqlite.step import Limit, Me, Step
+from fluxmesh.storage.values import PARK_CAP, ClaimedJob
+
+NO_WORKER = "a worker for its task"
+RATE = "its rate limit"
+CONCURRENT = "a free place under max_concurrent"
+KEY = "its concurrency key"
+_PASSED_OVER_MOST = 100
+
+
+class Found(Struct, frozen=True, gc=False):
+    """A job that was met, with all that taking it needs."""
+
+    rid: int
+    id: str
+    token: int
+    task: str
+    queue: str
+    tier: int
+    payload: bytes
+    options: bytes | None
+    attempts: int
+    crashes: int
+    snoozes: int
+    interruptions: int
+    life: int
+    seq: int
+    expires_us: int | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+    place: int
+    lane: str
+
+
+def claimed(found: Found, token: int) -> ClaimedJob:
+    """What the new owner is told of it."""
+    return ClaimedJob(
+        found.id, token, found.task, found.queue, found.tier, found.payload, found.options,
+        found.attempts, found.crashes, found.snoozes, found.interruptions, found.life,
+    )  # fmt: skip
+
+
+class Claim:
+    """One worker's look at what it may run, inside one step."""
+
+    def __init__(self, step: Step, me: Me) -> None:
+        self.step = step
+        self.me = me
+        self.more = False
+        self.next_permit_us: int | None = None
+        self.left_behind = False
+        self._limits = step.limits()
+        self._paused = {row[0] for row in step.all("claim.paused")}
+        self._lanes = step.all("claim.open_lanes")
+        self._budget = PARK_CAP
+        self._shut: set[str] = set()
+        self._takes: list[tuple[object, ...]] = []
+
+    # -- walking -------------------------------------------------------------------------------------
+    def runnable(self, tiers: Sequence[int], want: int) -> Iterator[Found]:
+        """Jobs this worker could start now, best first. Ends early with `more` when parking is used up."""
+        queues = [queue for queue in self.me.queues if queue not in self._paused]
+        if not queues:
+            return
+        turn = self.step.shared.turns.get(self.me.epoch, 0) % len(queues)
+        queues = queues[turn:] + queues[:turn]
+        for tier in tiers:
+            yield from self._tier(tier, queues, want)
+            if self.more:
+                return
+
+    def _tier(self, tier: int, queues: list[str], want: int) -> Iterator[Found]:
+        walks = [self._queue(tier, queue, want) for queue in queues]
+        if len(walks) == 1:
+            yield from walks[0]
+            return
+        while walks:
+            for walk in list(walks):
+                found = next(walk, None)
+                if found is None:
+                    walks.remove(walk)
+                    if self.more:
+                        return
+                else:
+                    yield found
+
+    def _queue(self, tier: int, queue: str, want: int) -> Iterator[Found]:
+        walks = [self._lane(place.READY, place.ready_lane(tier, queue), want)]
+        for lane, in_queue, in_tier, kind, ref in self._lanes:
+            if in_tier != tier or in_queue != queue or lane in self._shut:
+                continue
+            if kind == "t" and (ref not in self.me.tasks or self._block(ref) is not None):
+                continue
+            walks.append(self._lane(place.PARKED, lane, want))
+        merged = walks[0] if len(walks) == 1 else heapq.merge(*walks, key=lambda found: found.seq)
+        for found in merged:
+            if self._may_run(found):
+                yield found
+            if self.more:
+                return
+
+    def _lane(self, at: int, lane: str, want: int) -> Iterator[Found]:
+        chunk = max(2, min(want + 1, 257))
+        after = -1
+        while True:
+            rows = self.step.all("claim.lane", at, lane, after, chunk)
+            for row in rows:
+                if lane in self._shut:
+                    return
+                yield Found(*row)
+            if len(rows) < chunk:
+                return
+            after = rows[-1][13]
+
+    def is_paused(self, queue: str) -> bool:
+        return queue in self._paused
+
+    # -- judging -------------------------------------------------------------------------------------
+    def _may_run(self, found: Found) -> bool:
+        if found.expires_us is not None and found.expires_us <= self.step.now_us:
+            self._spend()
+            row = self.step.row(found.id)
+            if row is not None:
+                moves.to_end(self.step, row, Status.EXPIRED, token=row.token)
+            return False
+        if found.task not in self.me.tasks:
+            self._park(found, place.task_lane(found.tier, found.queue, found.task), NO_WORKER)
+            return False
+        if self._limits:
+            reason = self._block(found.task)
+            if reason is not None:
+                self._park(found, place.task_lane(found.tier, found.queue, found.task), reason)
+                return False
+        if found.concurrency_key is not None and not self._key_is_free(found):
+            lane = place.key_lane(found.tier, found.queue, found.concurrency_key)
+            self.step.run("claim.close_key", lane, found.queue, found.tier, found.concurrency_key)
+            self._park(found, lane, KEY)
+            return False
+        return True
+
+    def _block(self, task: str) -> str | None:
+        """Why no job of this task may start now; None: one may."""
+        limit = self._limits.get(task)
+        if limit is None:
+            return None
+        if limit.max_concurrent is not None:
+            running = self.step.one("claim.running_of_task", task)
+            if running is not None and running[0] >= limit.max_concurrent:
+                return CONCURRENT
+        if limit.rate is not None and limits.permits(limit.rate, limit.tat_us, self.step.now_us) < 1:
+            at = limits.next_permit_us(limit.rate, limit.tat_us)
+            self.next_permit_us = at if self.next_permit_us is None else min(at, self.next_permit_us)
+            return RATE
+        return None
+
+    def _key_is_free(self, found: Found) -> bool:
+        running = self.step.one("claim.running_of_key", found.concurrency_key)
+        return running is None or running[0] < (found.concurrency_limit or 1)
+
+    def _park(self, found: Found, lane: str, reason: str) -> None:
+        self._spend()
+        if found.place == place.PARKED and found.lane == lane:
+            self._shut.add(lane)  # all behind it wait for the same
+            return
+        self.step.run("claim.park", lane, found.seq, reason, found.rid)
+        self.step.count(found.queue, found.tier, found.place, -1)
+        self.step.count(found.queue, found.tier, place.PARKED, 1)
+        self.step.lane_change(lane, found.queue, found.tier, 1)
+        if found.place == place.PARKED:
+            self.step.lane_change(found.lane, found.queue, found.tier, -1)
+
+    def _spend(self) -> None:
+        self._budget -= 1
+        if self._budget <= 0:
+            self.more = True
+
+    # -- taking --------------------------------------------------------------------------------------
+    def is_limited(self, found: Found) -> bool:
+        return found.concurrency_key is not None or found.task in self._limits
+
+    def take(self, found: Found, *, running: bool) -> ClaimedJob:
+        """Make a job this worker's, with a new token."""
+        step = self.step
+        token = step.token_after(found.token)
+        to = place.RUNNING if running else place.HELD
+        values = (
+            to, str(self.me.epoch), step.boot_us, token, step.now_us if running else None,
+            self.me.worker_id, found.rid,
+        )  # fmt: skip
+        if self.is_limited(found):
+            # At once, so that the next look at the permits counts it.
+            step.db.execute(step.sql["claim.take"], values)
+            self._use_permit(found.task)
+        else:
+            self._takes.append(values)
+        step.count(found.queue, found.tier, found.place, -1)
+        step.count(found.queue, found.tier, to, 1)
+        if found.place == place.PARKED:
+            step.lane_change(found.lane, found.queue, found.tier, -1)
+        return claimed(found, token)
+
+    def _use_permit(self, task: str) -> None:
+        limit: Limit | None = self._limits.get(task)
+        if limit is not None and limit.rate is not None:
+            self.step.set_tat(task, limits.take(limit.rate, limit.tat_us, self.step.now_us, 1))
+
+    def write(self) -> None:
+        """Store what was taken; at the end of the walk, for all at once."""
+        if self._takes:
+            self.step.db.executemany(self.step.sql["claim.take"], self._takes)
+            self._takes.clear()
+
+    def claim(
+        self, slots: int, extra: int, reserve: Sequence[int]
+    ) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
+        """Up to `slots` jobs given running, then up to `extra` held."""
+        running: list[ClaimedJob] = []
+        held: list[ClaimedJob] = []
+        lacking = list(reserve) or [0, 0, 0, 0]
+        left = slots
+        passed_over = 0
+        for found in self.runnable(self.me.tiers, slots + extra):
+            kept = sum(lacking) - lacking[found.tier] if reserve else 0
+            if left > kept:
+                running.append(self.take(found, running=True))
+                left -= 1
+                lacking[found.tier] = max(0, lacking[found.tier] - 1)
+            elif extra > len(held) and not self.is_limited(found):
+                held.append(self.take(found, running=False))
+            elif left == 0 and extra <= len(held):
+                self.left_behind = True
+                self.step.ready(found.queue, found.tier, found.task)
+                break
+            else:
+                passed_over += 1
+                if passed_over >= _PASSED_OVER_MOST:
+                    break
+        self.write()
+        if running:
+            turns = self.step.shared.turns
+            turns[self.me.epoch] = turns.get(self.me.epoch, 0) + len(running)
+        return running, held
