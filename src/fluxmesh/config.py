@@ -124,6 +124,16 @@ def load_settings(
 
     Raises InvalidOption with the name of the setting, where it stands and what would do.
     """
+    return settings_with_sources(overrides, environ=environ, folder=folder)[0]
+
+
+def settings_with_sources(
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """The same, and for each setting that is not at its default where its value stands."""
     values, where = _from_file(Path.cwd() if folder is None else folder)
     sources = dict.fromkeys(values, where)
     for name, value in _from_env(os.environ if environ is None else environ).items():
@@ -138,7 +148,7 @@ def load_settings(
     settings = Settings()
     for name, value in values.items():
         settings = msgspec.structs.replace(settings, **{name: _convert(name, _coerced(name, value), sources[name])})
-    return _checked_together(settings)
+    return _checked_together(settings), sources
 
 
 def _convert(name: str, value: Any, source: str) -> Any:

@@ -1,0 +1,183 @@
+"""python -m fluxmesh.cli.child: one worker process, started by the supervisor of `fluxmesh worker`.
+
+Its standard input is a pipe whose end of file means that the supervisor is gone. What it has to tell
+goes as JSON lines to the descriptor of --report-fd. Exit codes: 0 stopped, 1 after a second signal, 75 a
+body could not be stopped, 76 its id was taken over or it was declared dead; 2, 3, 4 as for every command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from fluxmesh.cli.app import AppReport
+from fluxmesh.cli.parser import Options, Parser, common_options
+from fluxmesh.cli.run import end_by_signal, guarded
+from fluxmesh.cli.serving import Serving, add_serving_options, serving_of
+from fluxmesh.cli.session import opener, overrides, refuse_memory, settings_of
+from fluxmesh.clock import system_clock
+from fluxmesh.config import ENV_PREFIX, Settings
+from fluxmesh.task import TaskRegistry
+from fluxmesh.worker.child_process import REPORT_FLAG
+from fluxmesh.worker.deaths import EXIT_FENCED, EXIT_HURRIED, EXIT_RETIRED, EXIT_STOPPED
+
+_NO_FD: Final = -1
+
+
+class Reports:
+    """Lines to the supervisor. One that is gone is noticed by the end of standard input, not here."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        if fd != _NO_FD:
+            os.set_inheritable(fd, False)
+
+    def tell(self, report: Any) -> None:
+        if self._fd != _NO_FD:
+            try:
+                os.write(self._fd, msgspec.json.encode(report) + b"\n")
+            except OSError:
+                pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m fluxmesh.cli.child", parents=[common_options()])
+    add_serving_options(parser)
+    parser.add_argument("--id", default="worker")
+    parser.add_argument(REPORT_FLAG, type=int, default=_NO_FD)
+    parser.add_argument("--log-file", help="where standard error goes")
+    parser.add_argument("--describe", action="store_true", help="only tell what the app's Queue says")
+    return guarded(lambda: _run(parser.parse_args(argv)))
+
+
+def _run(options: Options) -> int:
+    from fluxmesh.obs.log import configure as configure_logs
+
+    end_by_signal(daemon=True)
+    if options.log_file is not None:
+        _redirect(2, os.open(options.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    reports = Reports(options.report_fd)
+    # A Queue() of the app reads the environment, and shall see this command's flags.
+    for name, value in overrides(options).items():
+        if value is not None:
+            os.environ[ENV_PREFIX + name.upper()] = value
+    settings = settings_of(options, "concurrency", "grace_s", "app")
+    configure_logs(settings.log_level, settings.log_format)
+    registry, settings = load(settings, options)
+    if options.describe:
+        fields = msgspec.to_builtins(settings)
+        reports.tell(AppReport(url=settings.url or "", settings=fields))
+        return EXIT_STOPPED
+    serving = serving_of(options, settings.concurrency)
+    stdin = _take_stdin()
+    code = asyncio.run(_serve(registry, settings, serving, options.id, reports, stdin))
+    if code != EXIT_STOPPED:
+        # A body that goes on in a thread would keep the interpreter from ending.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def load(settings: Settings, options: Options) -> tuple[TaskRegistry, Settings]:
+    """The tasks, and the settings with the storage that the app names. Raises AppImportFailed."""
+    from fluxmesh.tasks import add_builtins, builtin_registry
+
+    if settings.app is None:
+        if options.builtins is False:
+            return TaskRegistry(), settings
+        return builtin_registry(), settings
+    from fluxmesh.queue import load_app
+
+    queue = load_app(settings.app)
+    refuse_memory(queue.url)
+    own = {
+        name: value for name in ("concurrency", "grace_s") if (value := getattr(options, name)) is not None
+    }
+    if options.builtins:
+        add_builtins(queue.registry)
+    return queue.registry, msgspec.structs.replace(queue.settings, url=queue.url, **own)
+
+
+def _redirect(fd: int, to: int) -> None:
+    os.dup2(to, fd)
+    os.close(to)
+
+
+def _take_stdin() -> int:
+    """Standard input under another number; bodies that read theirs find it empty."""
+    own = os.dup(0)
+    _redirect(0, os.open(os.devnull, os.O_RDONLY))
+    return own
+
+
+async def _serve(
+    registry: TaskRegistry, settings: Settings, serving: Serving, worker_id: str, reports: Reports, stdin: int
+) -> int:
+    from fluxmesh.worker.signals import StopSignals
+    from fluxmesh.worker.worker import Worker, WorkerConfig, WorkerEnd
+
+    config = WorkerConfig(
+        worker_id=worker_id,
+        queues=serving.queues,
+        tiers=serving.tiers,
+        concurrency=settings.concurrency,
+        reserve=serving.reserve,
+        grace_s=settings.grace_s,
+        on_lease_lost=settings.on_lease_lost,
+    )
+    worker = Worker(
+        open_storage=opener(settings),
+        registry=registry,
+        settings=settings,
+        config=config,
+        clock=system_clock(),
+    )
+    loop = asyncio.get_running_loop()
+    stopping: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        if not stopping:
+            stopping.append(loop.create_task(worker.stop()))
+
+    signals = StopSignals(stop, worker.stop_now)
+    signals.install()
+    _on_end_of_file(loop, stdin, stop)
+    try:
+        await worker.start()
+        reports.tell({"epoch": worker.epoch})
+        reports.tell({"ready": True})
+        end = await worker.wait()
+    finally:
+        signals.remove()
+        loop.remove_reader(stdin)
+    return {
+        WorkerEnd.STOPPED: EXIT_STOPPED,
+        WorkerEnd.HURRIED: EXIT_HURRIED,
+        WorkerEnd.RETIRED: EXIT_RETIRED,
+        WorkerEnd.FENCED: EXIT_FENCED,
+    }[end]
+
+
+def _on_end_of_file(loop: asyncio.AbstractEventLoop, fd: int, act: Any) -> None:
+    def readable() -> None:
+        try:
+            data = os.read(fd, 4_096)
+        except OSError:
+            data = b""
+        if not data:
+            loop.remove_reader(fd)
+            act()
+
+    try:
+        loop.add_reader(fd, readable)
+    except OSError:
+        pass  # a file or /dev/null: it has no end to wait for, and no supervisor behind it
+
+
+if __name__ == "__main__":
+    sys.exit(main())
