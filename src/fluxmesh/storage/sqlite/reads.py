@@ -7,7 +7,7 @@ are read in full. A walk ends at SCAN_CAP jobs: the page is then partial, and it
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import apsw
@@ -25,7 +25,7 @@ from fluxmesh.storage.values import Counts, DeadGroup, QueueStats, Registration,
 _PAST_ALL: Final = (1 << 63) - 1
 _PAST_LANES: Final = ":"  # every lane is empty or begins with a digit, and all digits sort before it
 _ORDERED_BY_TIME: Final = TERMINAL | {Status.SCHEDULED}
-_FAILED_BEATS: Final = 2
+_SILENT_BEATS: Final = 2
 _decode_registration = msgspec.msgpack.Decoder(Registration).decode
 Place = tuple[int | str, ...]
 
@@ -142,7 +142,7 @@ class _Search:
     def _walk_by_rid(self, before: int) -> Iterator[Met]:
         query = self.query
         if query.state is not None and self._count_of(query.state) <= SCAN_CAP:
-            # So few in that state that all are looked at: none is missed among very many of the queue or task.
+            # Few enough to look at them all: none is missed among very many of the queue or task.
             found = [met for met in self._all_of(query.state) if met.rid < before and self.matches(met)]
             return iter(sorted(found, key=lambda met: -met.rid))
         if query.tag is not None:
@@ -276,48 +276,57 @@ def dlq_groups(db: apsw.Connection, sql: Statements, limit: int) -> list[DeadGro
 # -- workers -------------------------------------------------------------------------------------------
 
 
+class _Seen(Struct, frozen=True, gc=False):
+    """The columns of `reads.workers`, in order."""
+
+    epoch: int
+    worker_id: str
+    registration: bytes
+    lease_us: int
+    beat_us: int
+    beat_at_us: int
+    beat_wall_us: int
+    boot_id: str
+    started_us: int
+    status: str
+    fenced: int
+    dead_how: str | None
+
+
 def fleet(db: apsw.Connection, sql: Statements, now_us: int, boot_us: int) -> list[WorkerInfo]:
     """Every worker epoch that has a row, in the order of their registrations."""
     boot_id = next(db.execute(sql["reads.boot"]))[0]
     infos = []
     for row in list(db.execute(sql["reads.workers"])):
-        epoch, worker_id, blob, _, _, _, beat_wall_us, _, started_us, _, _, _ = row
-        owned = dict(_pairs(db.execute(sql["reads.owned"], (str(epoch),))))
-        seen = _decode_registration(blob)
+        seen = _Seen(*row)
+        owned = {int(at): int(n) for at, n in db.execute(sql["reads.owned"], (str(seen.epoch),))}
+        told = _decode_registration(seen.registration)
         infos.append(
             WorkerInfo(
-                worker_id=worker_id,
-                epoch=epoch,
-                hostname=seen.hostname,
-                pid=seen.pid,
-                queues=seen.queues,
-                tiers=seen.tiers,
-                status=_status_of(row, boot_id, now_us=now_us, boot_us=boot_us),
-                capacity=seen.capacity,
+                worker_id=seen.worker_id,
+                epoch=seen.epoch,
+                hostname=told.hostname,
+                pid=told.pid,
+                queues=told.queues,
+                tiers=told.tiers,
+                status=_status_of(seen, boot_id, now_us=now_us, boot_us=boot_us),
+                capacity=told.capacity,
                 running=owned.get(place.RUNNING, 0),
                 held=owned.get(place.HELD, 0),
-                started_at=started_us / 1e6,
-                last_heartbeat=beat_wall_us / 1e6,
+                started_at=seen.started_us / 1e6,
+                last_heartbeat=seen.beat_wall_us / 1e6,
             )
         )
     return infos
 
 
-def _pairs(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, int]]:
-    for at, n in rows:
-        yield at, n
-
-
-def _status_of(row: tuple[Any, ...], boot_id: str, *, now_us: int, boot_us: int) -> str:
-    _, _, _, lease_us, beat_us, beat_at_us, beat_wall_us, row_boot_id, _, status, fenced, dead_how = row
-    if fenced or dead_how is not None:
+def _status_of(seen: _Seen, boot_id: str, *, now_us: int, boot_us: int) -> str:
+    if seen.fenced or seen.dead_how is not None:
         return "dead"
-    silent_us = boot_us - beat_at_us
-    if row_boot_id != boot_id or silent_us < 0:
+    silent_us = boot_us - seen.beat_at_us
+    if seen.boot_id != boot_id or silent_us < 0:
         # The beat is of another boot, beside which ours means nothing: wall time has to do.
-        silent_us = now_us - beat_wall_us
-    if silent_us > lease_us:
+        silent_us = now_us - seen.beat_wall_us
+    if silent_us > seen.lease_us:
         return "lapsed"
-    if silent_us > _FAILED_BEATS * beat_us:
-        return "silent"
-    return str(status)
+    return "silent" if silent_us > _SILENT_BEATS * seen.beat_us else seen.status

@@ -1,5 +1,7 @@
-"""A stored job as a record for doors. What cannot be decoded is left out, and never an error: one bad row must
-not hide the good ones around it."""
+"""A stored job as a record for doors.
+
+What cannot be decoded is left out, and never an error: one bad row must not hide the good ones around it.
+"""
 
 from __future__ import annotations
 
