@@ -63,6 +63,17 @@ class Belfry:
             return False
         return True
 
+    def is_abandoned(self, name: str) -> bool:
+        """True only if the bell is there and no process hears it any more."""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                probe.connect(self._address(name))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, AttributeError):
+            return False
+        return False
+
     def remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
             (self.folder / name).unlink()
