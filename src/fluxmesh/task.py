@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
@@ -55,8 +57,19 @@ def _context_parameter(function: Callable[..., Any]) -> str | None:
 
 
 def task_name(function: Callable[..., Any]) -> str:
-    """The default name: module.function."""
-    return f"{function.__module__}.{function.__qualname__}".replace(".<locals>", "")
+    """The default name: module.function. A module that is run as a program counts by its own name, by which
+    workers import it."""
+    module = _main_name() if function.__module__ == "__main__" else function.__module__
+    return f"{module}.{function.__qualname__}".replace(".<locals>", "")
+
+
+def _main_name() -> str:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return str(spec.name).removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else "__main__"
 
 
 def define(function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> TaskDefinition:
@@ -65,7 +78,7 @@ def define(function: Callable[..., Any], name: str | None, options: Mapping[str,
     fields = normalised({key: value for key, value in options.items() if key not in TASK_ONLY})
     for key in _PER_JOB & fields.keys():
         raise InvalidOption(key, "belongs to one job, not to a task", hint="use .options(...)")
-    full = checked_name("task", name or task_name(function))
+    full = checked_name("task", task_name(function) if name is None else name)
     template = prepare({**fields, "task": full})
     if own.get("rate_limit") is not None:
         parse_rate(own["rate_limit"])
