@@ -22,10 +22,15 @@ MAX_DEPTH: Final = 100
 _MIN_INT: Final = -(1 << 63)
 _MAX_INT: Final = (1 << 64) - 1
 
+
+def _no_extension(code: int, _data: memoryview) -> Any:
+    raise msgspec.DecodeError(f"msgpack extension {code}: nothing that JSON can hold")
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _json_sorted = msgspec.json.Encoder(order="sorted").encode
-_decode_payload = msgspec.msgpack.Decoder(tuple[list[Any], dict[str, Any]]).decode
-_decode_any = msgspec.msgpack.Decoder().decode
+_decode_payload = msgspec.msgpack.Decoder(tuple[list[Any], dict[str, Any]], ext_hook=_no_extension).decode
+_decode_any = msgspec.msgpack.Decoder(ext_hook=_no_extension).decode
 _decode_options = msgspec.msgpack.Decoder(JobOptions).decode
 _decode_error = msgspec.msgpack.Decoder(JobError).decode
 
@@ -121,7 +126,7 @@ def encode_payload(
 
 
 def decode_payload(blob: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Raises msgspec.MsgspecError (a ValueError) for anything that is not a payload."""
+    """Raises msgspec.MsgspecError for anything that is not a payload."""
     try:
         return _decode_payload(blob)
     except RecursionError as error:
