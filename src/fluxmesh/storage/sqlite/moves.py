@@ -142,6 +142,7 @@ def to_new_life(step: Step, row: Row) -> None:
         token=row.token,
         life=row.life + 1,
         fresh=True,
+        due_us=step.now_us,  # from when on this life waits
     )
     step.ready(row.queue, row.tier, row.task)
 
