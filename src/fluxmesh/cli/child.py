@@ -17,7 +17,7 @@ import msgspec
 
 from fluxmesh.cli.app import AppReport
 from fluxmesh.cli.parser import Options, Parser, common_options
-from fluxmesh.cli.run import end_by_signal, guarded
+from fluxmesh.cli.run import end_by_signal, guarded, on_end_of_file
 from fluxmesh.cli.serving import Serving, add_serving_options, serving_of
 from fluxmesh.cli.session import opener, overrides, refuse_memory, settings_of
 from fluxmesh.clock import system_clock
@@ -146,7 +146,7 @@ async def _serve(
 
     signals = StopSignals(stop, worker.stop_now)
     signals.install()
-    _on_end_of_file(loop, stdin, stop)
+    on_end_of_file(stdin, stop)
     try:
         await worker.start()
         reports.tell({"epoch": worker.epoch})
@@ -161,22 +161,6 @@ async def _serve(
         WorkerEnd.RETIRED: EXIT_RETIRED,
         WorkerEnd.FENCED: EXIT_FENCED,
     }[end]
-
-
-def _on_end_of_file(loop: asyncio.AbstractEventLoop, fd: int, act: Any) -> None:
-    def readable() -> None:
-        try:
-            data = os.read(fd, 4_096)
-        except OSError:
-            data = b""
-        if not data:
-            loop.remove_reader(fd)
-            act()
-
-    try:
-        loop.add_reader(fd, readable)
-    except OSError:
-        pass  # a file or /dev/null: it has no end to wait for, and no supervisor behind it
 
 
 if __name__ == "__main__":

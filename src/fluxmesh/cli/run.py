@@ -86,3 +86,22 @@ def on_signal(number: signal.Signals, act: Callable[[int], None]) -> None:
         signal.signal(number, lambda got, _frame: loop.call_soon_threadsafe(act, got) and None)
     else:
         loop.add_signal_handler(number, act, int(number))
+
+
+def on_end_of_file(fd: int, act: Callable[[], object]) -> None:
+    """Call `act()` in the running loop when whoever holds the other end of a pipe is gone."""
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        try:
+            data = os.read(fd, 4_096)
+        except OSError:
+            data = b""
+        if not data:
+            loop.remove_reader(fd)
+            act()
+
+    try:
+        loop.add_reader(fd, readable)
+    except OSError:
+        pass  # a plain file or /dev/null has no other end

@@ -11,7 +11,7 @@ import msgspec
 
 from fluxmesh.cli.app import describe_app
 from fluxmesh.cli.parser import Options, Parser, count, examples
-from fluxmesh.cli.run import end_by_signal
+from fluxmesh.cli.run import end_by_signal, on_end_of_file
 from fluxmesh.cli.serving import Serving, add_serving_options, as_flags, serving_of
 from fluxmesh.cli.session import announce, opener, overrides, refuse_memory, say_storage, settings_of
 from fluxmesh.clock import system_clock
@@ -36,6 +36,11 @@ def configure(parser: Parser) -> None:
     group.add_argument("--id", metavar="NAME", help="worker id (host, process id and four digits)")
     group.add_argument(
         "--processes", type=count(1, PROCESSES_MOST), metavar="N", help="worker processes, named ID.0, ID.1 …"
+    )
+    group.add_argument(
+        "--stop-at-eof",
+        action="store_true",
+        help="also stop when standard input ends, for use under a program",
     )
 
 
@@ -63,7 +68,8 @@ def _run(options: Options) -> int:
     )
     configure_logs(settings.log_level, settings.log_format)
     flags = child_flags(options, settings, serving)
-    return asyncio.run(supervise(settings, [ChildSpec(name, child_argv(name, flags)) for name in names]))
+    children = [ChildSpec(name, child_argv(name, flags)) for name in names]
+    return asyncio.run(_supervise(settings, children, stop_at_eof=options.stop_at_eof))
 
 
 def _settings_of_app(options: Options, settings: Settings) -> Settings:
@@ -105,13 +111,16 @@ def child_argv(worker_id: str | None, flags: Sequence[str]) -> tuple[str, ...]:
     return (*_CHILD, *(("--id", worker_id) if worker_id else ()), *flags)
 
 
-async def supervise(settings: Settings, children: Sequence[ChildSpec]) -> int:
+async def _supervise(settings: Settings, children: Sequence[ChildSpec], *, stop_at_eof: bool) -> int:
     """Open the storage, so that it exists and is sound, then keep the children running."""
     from fluxmesh.worker.supervisor import Supervisor
 
     open_storage = opener(settings)
     storage = await open_storage(False)
     await storage.close()
-    return await Supervisor(
+    supervisor = Supervisor(
         children=children, open_storage=open_storage, settings=settings, clock=system_clock()
-    ).run()
+    )
+    if stop_at_eof:
+        on_end_of_file(0, supervisor.stop)
+    return await supervisor.run()

@@ -1,0 +1,204 @@
+"""fluxmesh doctor: what is well, what may become a trouble, what is one already, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from fluxmesh.cli import output
+from fluxmesh.cli.parser import Options, Parser, examples, json_option
+from fluxmesh.cli.run import run_async
+from fluxmesh.cli.session import described, say_storage, settings_of, storage_of
+from fluxmesh.clock import US, Clock, system_clock
+from fluxmesh.config import Settings
+from fluxmesh.errors import StorageError
+from fluxmesh.events import Event
+from fluxmesh.ids import new_nonce
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.values import StorageInfo, WorkerInfo
+
+OLDEST_PYTHON: Final = (3, 11)
+SQLITE_WANTED: Final = (3, 51, 3)  # older ones have the WAL-reset bug, which can corrupt a database
+SPACE_WARN_BYTES: Final = 1 << 30
+SPACE_FAIL_BYTES: Final = 100 << 20
+ANSWER_S: Final = 2.0
+_RELEASED_US: Final = 1_735_689_600 * US  # 2025-01-01: a clock before this was never set
+_ALIVE: Final = frozenset({"ready", "draining", "retiring"})
+
+
+class Health(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Check(Struct, frozen=True):
+    """One finding. `hint` says what to do; empty if all is well."""
+
+    name: str
+    status: Health
+    message: str
+    hint: str = ""
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples("fluxmesh doctor", "fluxmesh doctor --url sqlite:///tasks.db --json")
+    parser.set_defaults(run=_run)
+    json_option(parser)
+
+
+def _run(options: Options) -> int:
+    settings = settings_of(options)
+    say_storage(settings)
+    clock = system_clock()
+    checks = [python_check(sys.version_info[:3]), clock_check(clock)]
+    checks += file_checks(described(settings.url))
+    code = run_async(_ask_storage(settings, clock, checks))
+    _print(checks, as_json=options.json)
+    if code == 0 and any(check.status is Health.FAIL for check in checks):
+        return 1
+    return code
+
+
+def _print(checks: Sequence[Check], *, as_json: bool) -> None:
+    if as_json:
+        well = all(check.status is not Health.FAIL for check in checks)
+        output.json_document({"ok": well, "checks": checks})
+        return
+    rows = [(check.status.value, check.name, check.message) for check in checks]
+    output.table(("STATE", "CHECK", "FINDING"), rows)
+    output.flush()
+    for check in checks:
+        if check.hint:
+            output.note(f"hint: {check.name}: {output.safe(check.hint)}")
+
+
+async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) -> int:
+    """Adds what only the storage knows. Answers the exit code of a storage that cannot be opened."""
+    try:
+        async with storage_of(settings) as storage:
+            checks.append(Check("schema", Health.OK, "known, and the file is sound enough to be opened"))
+            info = await storage.info()
+            details = dict(info.details)
+            checks += [version_check(info), file_system_check(details.get("file system", "unknown"))]
+            checks.append(await _doorbell_check(storage))
+            fleet = await storage.fleet()
+            waiting = sum(sum(queue.queued) for queue in await storage.queue_stats())
+            checks += [workers_check(fleet, waiting), beats_check(fleet, clock.wall_us() / US)]
+    except StorageError as error:
+        checks.append(Check("storage", Health.FAIL, error.message, error.hint))
+        return error.exit_code
+    return 0
+
+
+# -- findings ------------------------------------------------------------------------------------------
+
+
+def python_check(version: tuple[int, ...]) -> Check:
+    text = ".".join(str(part) for part in version)
+    if version < OLDEST_PYTHON:
+        return Check("python", Health.FAIL, text, "Python 3.11 or newer is needed")
+    return Check("python", Health.OK, f"{platform.python_implementation()} {text}")
+
+
+def clock_check(clock: Clock) -> Check:
+    now_s = clock.wall_us() / US
+    if clock.wall_us() < _RELEASED_US:
+        return Check(
+            "clock", Health.FAIL, f"{output.instant(now_s)} is in the past", "set this machine's clock"
+        )
+    return Check("clock", Health.OK, output.instant(now_s))
+
+
+def file_checks(url: str) -> Iterator[Check]:
+    """Permissions and space of a database file. A file that is missing is left to the storage to tell."""
+    scheme, _, path_text = url.partition(":///")
+    if scheme != "sqlite":
+        return
+    path = Path(path_text)
+    if not path.exists():
+        return
+    yield permission_check(path)
+    yield space_check(shutil.disk_usage(path.parent).free)
+
+
+def permission_check(path: Path) -> Check:
+    name = "permissions"
+    mode = path.stat().st_mode
+    if not os.access(path, os.R_OK | os.W_OK):
+        return Check(name, Health.FAIL, f"{path} cannot be written to", f"chown or chmod u+rw {path}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        hint = f"SQLite keeps files beside the database: chmod u+wx {path.parent}"
+        return Check(name, Health.FAIL, f"the folder {path.parent} cannot be written to", hint)
+    if mode & stat.S_IWOTH:
+        return Check(name, Health.WARN, f"everybody may write to {path}", f"chmod o-w {path}")
+    return Check(name, Health.OK, stat.filemode(mode))
+
+
+def space_check(free_bytes: int) -> Check:
+    text = f"{free_bytes / (1 << 30):,.1f} GiB free"
+    hint = "free some space: a full disk stops every worker"
+    if free_bytes < SPACE_FAIL_BYTES:
+        return Check("free space", Health.FAIL, text, hint)
+    if free_bytes < SPACE_WARN_BYTES:
+        return Check("free space", Health.WARN, text, hint)
+    return Check("free space", Health.OK, text)
+
+
+def version_check(info: StorageInfo) -> Check:
+    parts = tuple(int(part) for part in info.version.split(".") if part.isdecimal())
+    if info.kind == "sqlite" and parts < SQLITE_WANTED:
+        return Check(info.kind, Health.FAIL, info.version, "pip install --upgrade apsw")
+    return Check(info.kind, Health.OK, info.version)
+
+
+def file_system_check(kind: str) -> Check:
+    if kind.startswith("fuse"):
+        hint = "its locks may not hold between processes: put the file on a local disk"
+        return Check("file system", Health.WARN, kind, hint)
+    if kind in ("tmpfs", "ramfs"):
+        return Check("file system", Health.WARN, f"{kind}: gone after a reboot", "put the file on a disk")
+    return Check("file system", Health.OK, kind)
+
+
+async def _doorbell_check(storage: Storage) -> Check:
+    """Send ourselves an event and hear it."""
+    topic = f"doctor-{new_nonce()}"
+    slow = "workers look for new jobs every 250 ms instead"
+    try:
+        async with storage.subscribe([topic]) as events:
+            await storage.publish(Event(topic))
+            await asyncio.wait_for(anext(events), ANSWER_S)
+    except (StorageError, TimeoutError) as error:
+        return Check("doorbells", Health.WARN, f"do not ring: {error}"[:200], slow)
+    return Check("doorbells", Health.OK, "ring")
+
+
+def workers_check(fleet: Sequence[WorkerInfo], waiting: int) -> Check:
+    alive = sum(worker.status in _ALIVE for worker in fleet)
+    text = f"{alive} alive, {waiting:,} jobs wait"
+    if not alive:
+        hint = "start one: `fluxmesh worker`"
+        return Check("workers", Health.WARN, text, hint)
+    return Check("workers", Health.OK, text)
+
+
+def beats_check(fleet: Sequence[WorkerInfo], now_s: float) -> Check:
+    silent = [worker.worker_id for worker in fleet if worker.status == "silent"]
+    ahead = [worker.worker_id for worker in fleet if worker.last_heartbeat > now_s + 5]
+    if ahead:
+        return Check("beats", Health.WARN, f"in the future: {', '.join(ahead[:5])}", "a clock was set back")
+    if silent:
+        hint = "a stopped or overloaded process? `fluxmesh workers` shows its pid"
+        return Check("beats", Health.WARN, f"silent: {', '.join(silent[:5])}", hint)
+    return Check("beats", Health.OK, "regular" if fleet else "none yet")
