@@ -109,7 +109,7 @@ class Housekeeper(Service):
         self._holder = f"{socket.gethostname()}-{os.getpid()}-{new_nonce()}"
         self._lead_again_s = -math.inf
         self._prune_again_s = self._clock.mono_s() + PRUNE_EVERY_S * rng.random()
-        self._armed = True
+        self._armed: bool | None = None  # not known before the first look
         self._retention = Retention(settings.result_ttl, settings.dead_letter_ttl, settings.idempotency_ttl)
 
     async def run_once(self) -> float | None:
@@ -163,12 +163,15 @@ class Housekeeper(Service):
             self._prune_again_s = now_s + PRUNE_EVERY_S * self._rng.uniform(0.8, 1.2)
 
     def _note_arming(self, answer: OrphansAnswer) -> None:
-        if answer.armed is not self._armed:
-            self._armed = answer.armed
-            if self._armed:
-                self._log.info("leases armed")
-            else:
-                self._log.warning("leases disarmed", why="storage was out of sight or its clock was stepped")
+        before, self._armed = self._armed, answer.armed
+        if answer.armed is before:
+            return
+        if answer.armed:
+            self._log.info("leases armed")
+        elif before is None:
+            self._log.info("leases disarmed", why="nobody has looked after this storage lately")
+        else:
+            self._log.warning("leases disarmed", why="storage was out of sight or its clock was stepped")
 
     def _note_reaped(self, jobs: Sequence[Orphan]) -> None:
         groups = Counter((job.worker, job.ground, job.how) for job in jobs)
