@@ -1,0 +1,249 @@
+"""Beats on a thread of their own: no body, however busy, keeps the lease of its job from being renewed.
+
+The thread has a small loop and an own connection to storage. It also sees when the worker's loop stands
+still, says which job holds it up, and gives back the jobs that wait behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Struct
+
+from fluxmesh.clock import Clock
+from fluxmesh.errors import FluxMeshError
+from fluxmesh.obs.log import get_logger
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.values import BeatAnswer, Owned, Standing, WorkerRef, WorkerView
+from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.observe import LoopBlocked, Observer
+from fluxmesh.worker.runs import RunTable
+
+LAG_LIMIT_S: Final = 1.0
+TICK_S: Final = 0.5
+FIRST_PAUSE_S: Final = 0.05
+_log = get_logger("worker")
+
+
+class BeatReport(Struct, frozen=True):
+    """What a beat answered, with jobs under the tokens that were presented."""
+
+    standing: Standing
+    lost: tuple[Owned, ...]
+    cancelled: tuple[Owned, ...]
+    command: str | None
+
+
+class Beater:
+    """`on_report` is called on the worker's loop, and only when there is something new to tell; `on_failure`
+    if the beats end by an error. An observer hears of a blocked loop from this thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        open_storage: Callable[[bool], Awaitable[Storage]],
+        worker: WorkerRef,
+        view: Callable[[], WorkerView],
+        table: RunTable,
+        lease: Lease,
+        clock: Clock,
+        beat_s: float,
+        on_report: Callable[[BeatReport], None],
+        on_failure: Callable[[BaseException], None],
+        observer: Observer | None,
+    ) -> None:
+        self._loop = loop
+        self._open_storage = open_storage
+        self._worker = worker
+        self._view = view
+        self._table = table
+        self._lease = lease
+        self._clock = clock
+        self._beat_s = beat_s
+        self._on_report = on_report
+        self._on_failure = on_failure
+        self._observer = observer
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        self._rouse: asyncio.Event | None = None
+        self._stopping = False
+        self._beat_now = False
+        self._last: BeatReport | None = None
+        self._failures = 0
+        self._probed_s = 0.0
+        self._probe_answered = True
+        self._blocked = False
+
+    async def start(self, timeout_s: float) -> None:
+        """Begin with a beat at once. Raises what opening the connection raises."""
+        name = f"{self._worker.worker_id}-beat"
+        threading.Thread(target=self._thread, name=name, daemon=True).start()
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(self._opened)
+
+    def nudge(self) -> None:
+        """Beat now. Any thread."""
+        self._beat_now = True
+        self._wake()
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Send no more beats; False: the thread does not answer."""
+        self._stopping = True
+        self._wake()
+        await asyncio.wait((self._over,), timeout=timeout_s)
+        return self._over.done()
+
+    def _wake(self) -> None:
+        if self._own_loop is not None and self._rouse is not None:
+            try:
+                self._own_loop.call_soon_threadsafe(self._rouse.set)
+            except RuntimeError:
+                pass  # that loop has ended
+
+    # -- the thread ------------------------------------------------------------------------------------
+    def _thread(self) -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(self._main())
+        except BaseException as caught:  # the end of this thread must not go unnoticed
+            error = caught
+            if self._opened.done():
+                _log.exception("beats have ended")
+        self._tell(self._end, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._opened.done():
+            if error is None:
+                self._opened.set_result(None)
+            else:
+                self._opened.set_exception(error)
+        elif error is not None:
+            self._on_failure(error)
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _tell(self, call: Callable[..., None], *args: object) -> bool:
+        """Have the worker's loop call this; False: it is closed."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            return False
+        return True
+
+    async def _main(self) -> None:
+        self._own_loop = asyncio.get_running_loop()
+        self._rouse = asyncio.Event()
+        storage = await self._open_storage(True)
+        try:
+            self._tell(self._mark_open)
+            next_s = float(self._clock.mono_s())
+            while not self._stopping:
+                next_s = await self._tick(storage, next_s)
+        finally:
+            await storage.close()
+
+    def _mark_open(self) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    async def _tick(self, storage: Storage, next_s: float) -> float:
+        """One look at the time and the loop. Answers when the next beat is due."""
+        assert self._rouse is not None
+        if self._loop.is_closed() and not self._table.bodies():
+            # Bodies may outlive their loop, and are covered as long as they run; then nobody is left.
+            await storage.declare_dead(self._worker, "left")
+            self._stopping = True
+            return next_s
+        if self._beat_now or self._clock.mono_s() >= next_s:
+            self._beat_now = False
+            next_s = await self._beat(storage)
+        await self._watch_loop(storage)
+        rest_s = max(0.0, min(next_s - self._clock.mono_s(), TICK_S))
+        try:
+            async with asyncio.timeout(rest_s):
+                await self._rouse.wait()
+        except TimeoutError:
+            pass
+        self._rouse.clear()
+        return next_s
+
+    async def _beat(self, storage: Storage) -> float:
+        sent_s = self._clock.mono_s()
+        owned = self._table.owned()
+        try:
+            answer = await storage.beat(self._worker, owned, self._view())
+        except FluxMeshError as error:
+            self._failures += 1
+            if self._failures == 1:
+                _log.warning("storage does not answer", verb="beat", error=str(error))
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 16), self._beat_s / 4)
+            return self._clock.mono_s() + pause_s
+        if self._failures:
+            _log.warning("storage answers again", verb="beat", failures=self._failures)
+            self._failures = 0
+        if answer.standing is Standing.GOOD:
+            self._lease.renewed(sent_s)
+        self._report(answer, owned)
+        return sent_s + self._beat_s
+
+    def _report(self, answer: BeatAnswer, owned: list[Owned]) -> None:
+        tokens = {item.id: item for item in owned} if answer.lost or answer.cancelled else {}
+        report = BeatReport(
+            answer.standing,
+            tuple(tokens[job_id] for job_id in answer.lost if job_id in tokens),
+            tuple(tokens[job_id] for job_id in answer.cancelled if job_id in tokens),
+            answer.command,
+        )
+        last, self._last = self._last, report
+        if report.lost or report != (last or BeatReport(Standing.GOOD, (), (), None)):
+            self._tell(self._on_report, report)
+
+    # -- the worker's loop -----------------------------------------------------------------------------
+    async def _watch_loop(self, storage: Storage) -> None:
+        """See whether the loop turns; if it has not for too long, say why and free what waits for it."""
+        now_s = self._clock.mono_s()
+        if self._probe_answered:
+            if self._blocked:
+                _log.warning("loop turns again", blocked_s=round(now_s - self._probed_s, 3))
+            self._blocked = False
+            self._probe_answered = False
+            self._probed_s = now_s
+            self._tell(self._answer_probe)
+        elif now_s - self._probed_s > LAG_LIMIT_S and not self._loop.is_closed():
+            if not self._blocked:
+                self._blocked = True
+                self._blame()
+            await self._give_back(storage)
+
+    def _answer_probe(self) -> None:
+        self._probe_answered = True
+
+    def _blame(self) -> None:
+        task = asyncio.current_task(self._loop)
+        job_id = task.get_name() if task is not None else ""
+        name = self._table.name_of(job_id)
+        _log.error(
+            "loop blocked",
+            task=name or "(none of the jobs)",
+            job_id=job_id if name else "",
+            hint="an `async def` task must not call blocking code: make it a `def` task, or use a thread",
+        )
+        if self._observer is not None:
+            self._observer(LoopBlocked(job_id if name else ""))
+
+    async def _give_back(self, storage: Storage) -> None:
+        waiting = self._table.withdraw_waiting()
+        if not waiting:
+            return
+        try:
+            await storage.release(self._worker, waiting)
+        except FluxMeshError as error:
+            # They are on no list of a beat any more, so storage releases them itself.
+            _log.warning("storage does not answer", verb="release", error=str(error))
+        else:
+            _log.warning("jobs released", count=len(waiting), why="loop blocked")

@@ -1,0 +1,300 @@
+"""From a claimed job to the end of its body: decode, look up, context, executor, end, decision.
+
+All of it happens on the loop; only a `def` body runs on a thread. What a body does is turned into an `End`
+and that into a `Transition` on the spot, so that an exchange carries nothing but decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from fluxmesh.codec import WARN_PAYLOAD_BYTES, decode_options, decode_payload, encode_result
+from fluxmesh.config import Settings
+from fluxmesh.context import Context, current_run
+from fluxmesh.job import JobError, JobOptions, Outcome, Status
+from fluxmesh.obs.log import get_logger
+from fluxmesh.outcome import End, JobInterrupted, JobTimeout, Transition, decide
+from fluxmesh.storage.values import ClaimedJob, OnDeath, Settle
+from fluxmesh.task import TaskRegistry, policy_for, timeout_for
+from fluxmesh.worker import ending
+from fluxmesh.worker.deadlines import Deadlines
+from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted, Observer
+from fluxmesh.worker.progress import ProgressSender
+from fluxmesh.worker.runs import NEVER, Plan, Run, RunTable
+from fluxmesh.worker.threads import Interruption, ThreadCall, ThreadPool
+
+_PLANS_MAX: Final = 1_024
+_JUNK: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+_log = get_logger("worker")
+
+
+class Runner:
+    """Starts runs and sees them to their ends. Everything here is called on the loop.
+
+    `deliver` takes the end of a run, `give_back` a run that was never entered and shall be released.
+    `on_overdue` hears of a body that cannot be stopped.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        name: str,
+        registry: TaskRegistry,
+        settings: Settings,
+        cancel_on_lapse: bool,
+        table: RunTable,
+        lease: Lease,
+        progress: ProgressSender,
+        deliver: Callable[[Run, Settle], None],
+        give_back: Callable[[Run, str], None],
+        on_overdue: Callable[[], None],
+        rng: random.Random,
+        observer: Observer | None,
+    ) -> None:
+        self._loop = loop
+        self._registry = registry
+        self._settings = settings
+        self._cancel_on_lapse = cancel_on_lapse
+        self._table = table
+        self._lease = lease
+        self._progress = progress
+        self._deliver = deliver
+        self._give_back = give_back
+        self._on_overdue = on_overdue
+        self._rng = rng
+        self._observer = observer
+        self._pool = ThreadPool(loop, f"{name}-body")
+        self._deadlines = Deadlines(loop, table, self._on_due)
+        self._plans: dict[tuple[str, bytes | None], Plan] = {}
+        self._notify = progress.notify
+
+    def close(self) -> None:
+        self._deadlines.close()
+        self._pool.close()
+
+    # -- starting ------------------------------------------------------------------------------------
+    def start(self, job: ClaimedJob, now: float) -> None:
+        """Start a job given running. `now` is the loop's time, read once for all jobs of an answer."""
+        try:
+            plan = self._plans.get((job.task, job.options)) or self._make_plan(job)
+            args, kwargs = decode_payload(job.payload)
+        except _JUNK as error:
+            self._refuse(job, ending.undecodable(error))
+            return
+        function = plan.function
+        if function is None:
+            message = f"task {job.task!r} is not registered in this worker"
+            self._refuse(job, End(Outcome.FAILED, error=JobError("UnknownTask", message)))
+            return
+        run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
+        self._table.add(run)
+        self._deadlines.watch(run.deadline)
+        if plan.takes_context is not None:
+            kwargs[plan.takes_context] = run.context
+        if plan.is_async:
+            self._table.await_entry(run)
+            # The name is the job's id: the loop's current task then tells which job blocks it.
+            run.handle = self._loop.create_task(self._body(run, function, args, kwargs), name=job.id)
+        else:
+            self._start_on_thread(run, function, args, kwargs)
+
+    def _make_plan(self, job: ClaimedJob) -> Plan:
+        options = decode_options(job.options)
+        definition = self._registry.get(job.task)
+        own = definition.spec.options if definition is not None else None
+        timeout_s = timeout_for(options, own, self._settings)
+        if not timeout_s > 0:
+            raise ValueError(f"its timeout is {timeout_s!r}")
+        on_lapse = definition.on_lease_lost if definition is not None else None
+        plan = Plan(
+            function=definition.function if definition is not None else None,
+            is_async=definition is not None and definition.is_async,
+            takes_context=definition.takes_context if definition is not None else None,
+            options=options,
+            policy=policy_for(options, own, self._settings),
+            timeout_s=timeout_s,
+            cancel_on_lapse=self._cancel_on_lapse if on_lapse is None else on_lapse == "cancel",
+        )
+        if len(self._plans) >= _PLANS_MAX:
+            self._plans.clear()
+        self._plans[job.task, job.options] = plan
+        return plan
+
+    def _refuse(self, job: ClaimedJob, end: End) -> None:
+        """End a job whose body cannot even be looked for."""
+        options = JobOptions()
+        policy = policy_for(options, None, self._settings)
+        plan = Plan(None, False, None, options, policy, self._settings.timeout_s, False)
+        run = Run(job, plan, Context(job, options, self._notify), NEVER)
+        self._table.add(run)
+        self._finish(run, end)
+
+    async def _body(
+        self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if not self._table.enter(run):
+            if run.withdrawn:
+                self._table.forget(run)
+            return
+        if not self._lease.holds():
+            self._give_back(run, "lease lapsed")
+            return
+        current_run.set(run.context)
+        if self._observer is not None:
+            self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
+        try:
+            value = await function(*args, **kwargs)
+        except BaseException as error:  # of any kind: it ends the run and nothing else
+            self._raised(run, error)
+        else:
+            self._returned(run, value)
+
+    def _start_on_thread(
+        self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        context = contextvars.copy_context()
+        context.run(current_run.set, run.context)
+        run.handle = ThreadCall(function, args, kwargs, context, partial(self._thread_ended, run))
+        if self._observer is not None:
+            self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
+        self._pool.submit(run.handle)
+
+    def _thread_ended(self, run: Run, call: ThreadCall) -> None:
+        if call.error is None:
+            self._returned(run, call.value)
+        else:
+            self._raised(run, call.error)
+        call.error = call.value = None
+
+    # -- ending --------------------------------------------------------------------------------------
+    def _returned(self, run: Run, value: Any) -> None:
+        if run.overdue:
+            self._finish(run, ending.timed_out(run, None))
+            return
+        try:
+            blob = encode_result(value, limit=self._settings.result_limit_bytes)
+        except Exception as error:  # the value's own methods may raise anything
+            self._finish(run, ending.without_result(error))
+            return
+        if len(blob) > WARN_PAYLOAD_BYTES:
+            _log.warning("large result", job_id=run.job.id, task=run.job.task, bytes=len(blob))
+        self._finish(run, End(Outcome.COMPLETED, blob))
+
+    def _raised(self, run: Run, error: BaseException) -> None:
+        self._finish(run, ending.raised(run, error))
+
+    def _finish(self, run: Run, end: End) -> None:
+        job = run.job
+        transition = decide(job.task, end, job.counters, run.plan.policy, self._rng)
+        reported = run.context.reported
+        if reported is None:
+            settle = Settle(job.id, job.token, transition)
+        else:
+            settle = Settle(job.id, job.token, transition, reported[0], reported[1])
+        self._table.end(run)
+        self._deliver(run, settle)
+        if end.outcome is not Outcome.COMPLETED:
+            self._tell(run, transition)
+        if self._observer is not None:
+            self._observer(JobEnded(job.id, end.outcome))
+
+    def _tell(self, run: Run, transition: Transition) -> None:
+        fields: dict[str, Any] = {
+            "job_id": run.job.id,
+            "task": run.job.task,
+            "outcome": transition.outcome.value,
+        }
+        if transition.error is not None:
+            fields["error"] = f"{transition.error.type}: {transition.error.message[:200]}"
+        if transition.status is Status.DEAD_LETTER:
+            _log.warning("job given up", reason=transition.reason, **fields)
+        else:
+            _log.info("job not completed", next=transition.status.value, **fields)
+
+    # -- stopping ------------------------------------------------------------------------------------
+    def cancel(self, run: Run) -> None:
+        """Somebody asked storage to cancel it."""
+        if not (run.ended or run.cancelled):
+            run.cancelled = True
+            self._stop_body(run, JobInterrupted)
+
+    def lose(self, run: Run) -> None:
+        """Storage gave it to another. Its end is presented all the same, refused there and counted."""
+        if not (run.ended or run.lost):
+            run.lost = True
+            _log.warning("job lost", job_id=run.job.id, task=run.job.task, token=run.job.token)
+            self._stop_body(run, JobInterrupted)
+
+    def interrupt(self, run: Run) -> None:
+        """The worker must stop it: it goes back to its place, and no attempt is charged."""
+        if not (run.ended or run.interrupted):
+            run.interrupted = True
+            if not run.timed_out:
+                run.deadline = NEVER
+            self._stop_body(run, JobInterrupted)
+
+    def interrupt_on_lapse(self) -> None:
+        """The lease may have lapsed: stop what must not overlap with a run elsewhere."""
+        for run in self._table.bodies():
+            if run.plan.cancel_on_lapse:
+                self.interrupt(run)
+
+    def _stop_body(self, run: Run, kind: Interruption) -> None:
+        handle = run.handle
+        if isinstance(handle, ThreadCall):
+            # The exception first: a body that polls the flag shall not return before it comes.
+            handle.interrupt(kind)
+            run.context.mark_cancelled()
+        elif handle is not None:
+            run.context.mark_cancelled()
+            if not self._table.enter(run):
+                handle.cancel()
+            elif run.cancelled:
+                self._finish(run, End(Outcome.CANCELLED))
+            else:
+                self._give_back(run, "never entered")
+
+    # -- timeouts ------------------------------------------------------------------------------------
+    def _on_due(self, run: Run, now: float) -> None:
+        if not run.timed_out:
+            run.timed_out = True
+            run.deadline = now + self._settings.hard_grace_s
+            self._stop_body(run, JobTimeout)
+        else:
+            self._overdue(run, now)
+
+    def _overdue(self, run: Run, now: float) -> None:
+        run.deadline = NEVER
+        if isinstance(run.handle, ThreadCall) and not self._pool.abandon(run.handle):
+            return  # it has ended just now
+        run.overdue = True
+        run.overdue_since = now
+        self._progress.on_death(run, OnDeath.TIMEOUT)
+        _log.error(
+            "body cannot be stopped", job_id=run.job.id, task=run.job.task, timeout_s=run.plan.timeout_s
+        )
+        self._table.unseat(run)
+        if self._observer is not None:
+            self._observer(BodyUnstoppable(run.job.id))
+        self._on_overdue()
+
+    def mark_unstoppable(self) -> list[Run]:
+        """At the end of the worker: what its jobs' owner shall leave behind for bodies that still run."""
+        left = self._table.bodies()
+        for run in left:
+            if not run.overdue:
+                meaning = OnDeath.TIMEOUT if run.timed_out else OnDeath.INTERRUPTED
+                self._progress.on_death(run, meaning)
+                _log.error("body did not stop with its worker", job_id=run.job.id, task=run.job.task)
+                if self._observer is not None:
+                    self._observer(BodyUnstoppable(run.job.id))
+        return left

@@ -1,0 +1,165 @@
+"""The jobs that this worker owns: started, running, ended but not yet confirmed by storage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from fluxmesh.context import Context
+from fluxmesh.job import JobOptions
+from fluxmesh.outcome import Policy
+from fluxmesh.storage.values import ClaimedJob, Owned
+from fluxmesh.worker.slots import Slots
+from fluxmesh.worker.threads import ThreadCall
+
+NEVER: Final = float("inf")
+
+
+class Plan(Struct, frozen=True):
+    """How jobs of one task with the same stored options are run: worked out once, used by each of them."""
+
+    function: Callable[..., Any] | None
+    is_async: bool
+    takes_context: str | None
+    options: JobOptions
+    policy: Policy
+    timeout_s: float
+    cancel_on_lapse: bool
+
+
+class Run:
+    """One start of one job. Changed on the loop alone, but for `withdrawn`, which the beat thread sets too.
+
+    What was asked of the body is kept as flags, because several may hold at once: `timed_out` (its soft
+    timeout has passed), `overdue` (the hard one: it counts as unstoppable), `cancelled` (by request),
+    `interrupted` (the worker stops, or its lease lapsed), `lost` (it is another's now).
+    """
+
+    __slots__ = (
+        "cancelled",
+        "context",
+        "deadline",
+        "ended",
+        "handle",
+        "interrupted",
+        "job",
+        "lost",
+        "overdue",
+        "overdue_since",
+        "plan",
+        "seated",
+        "timed_out",
+        "withdrawn",
+    )
+
+    def __init__(self, job: ClaimedJob, plan: Plan, context: Context, deadline: float) -> None:
+        self.job = job
+        self.plan = plan
+        self.context = context
+        self.deadline = deadline  # of the loop's clock: the next at which something is to be done about it
+        self.handle: asyncio.Task[None] | ThreadCall | None = None
+        self.seated = True  # it occupies a slot
+        self.ended = False
+        self.timed_out = False
+        self.overdue = False
+        self.overdue_since = 0.0
+        self.cancelled = False
+        self.interrupted = False
+        self.lost = False
+        self.withdrawn = False
+
+
+class RunTable:
+    """Runs by job id, and the slots they take.
+
+    The beat thread reads it: `owned` and `withdraw_waiting` copy or pop in one step of the interpreter
+    each, so neither side ever waits for the other.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.runs: dict[str, Run] = {}
+        self.on_change: Callable[[], None] | None = None  # a slot was freed or a body has ended
+        # Async bodies whose task was made but whose first line was not reached yet. Whoever pops an entry,
+        # the loop to enter it or the beat thread to give it back, has decided alone what becomes of it.
+        self._waiting: dict[str, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self.runs
+
+    def find(self, job_id: str, token: int) -> Run | None:
+        """The run of this job under this token; a later run of the same job is another."""
+        run = self.runs.get(job_id)
+        return run if run is not None and run.job.token == token else None
+
+    def add(self, run: Run) -> None:
+        self.runs[run.job.id] = run
+        self.slots.enter(run.job.tier)
+
+    def await_entry(self, run: Run) -> None:
+        self._waiting[run.job.id] = run
+
+    def enter(self, run: Run) -> bool:
+        """True: the body may be entered now, and nobody will give the job back meanwhile."""
+        return self._waiting.pop(run.job.id, None) is not None
+
+    def unseat(self, run: Run) -> None:
+        """Its slot is free again: it has ended, or cannot be stopped."""
+        if run.seated:
+            run.seated = False
+            self.slots.leave(run.job.tier)
+            if self.on_change is not None:
+                self.on_change()
+
+    def end(self, run: Run) -> None:
+        """Its body has ended; it stays here until storage has confirmed that."""
+        run.ended = True
+        run.handle = None
+        if run.seated:
+            self.unseat(run)
+        elif self.on_change is not None:
+            self.on_change()
+
+    def forget(self, run: Run) -> None:
+        """Storage has its end, or it was given back."""
+        if self.runs.get(run.job.id) is run:
+            del self.runs[run.job.id]
+        self.unseat(run)
+
+    def bodies(self) -> list[Run]:
+        """Runs whose bodies have not ended."""
+        return [run for run in self.runs.values() if not run.ended]
+
+    def stuck(self) -> list[Run]:
+        """Runs past their hard timeout whose bodies have not ended."""
+        return [run for run in self.runs.values() if run.overdue and not run.ended]
+
+    # -- any thread ----------------------------------------------------------------------------------
+    def owned(self) -> list[Owned]:
+        """What a beat presents."""
+        return [
+            Owned(run.job.id, run.job.token)
+            for run in list(self.runs.values())
+            if not (run.withdrawn or run.lost)
+        ]
+
+    def withdraw_waiting(self) -> list[Owned]:
+        """Take back every run whose body was not entered; the loop will not enter them any more."""
+        taken: list[Owned] = []
+        for job_id in list(self._waiting):
+            run = self._waiting.pop(job_id, None)
+            if run is not None:
+                run.withdrawn = True
+                taken.append(Owned(run.job.id, run.job.token))
+        return taken
+
+    def name_of(self, job_id: str) -> str:
+        """The task of a job at hand, for messages."""
+        run = self.runs.get(job_id)
+        return run.job.task if run is not None else ""

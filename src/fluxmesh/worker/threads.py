@@ -1,0 +1,206 @@
+"""`def` bodies on threads: as many as there are slots, made when first needed, interruptible from the loop.
+
+A body is interrupted by an asynchronous exception (PyThreadState_SetAsyncExc), which the interpreter raises
+at its next bytecode. The exception must hit nothing but the body: not the pool's own code, and not the
+next job on the thread. Hence
+* it is only ever sent under the call's lock while the call is in phase ENTERED;
+* the thread leaves that phase under the same lock and takes back what was sent and not yet raised;
+* one exception of each kind, so two in all, are sent to one call; the code around the body catches two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+from queue import SimpleQueue
+from typing import Any, Final
+
+from fluxmesh.obs.log import get_logger
+from fluxmesh.outcome import JobInterrupted, JobTimeout
+
+_log = get_logger("worker")
+_set_async_exc: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_LATE: Final = (JobTimeout, JobInterrupted)
+_UNKNOWN: Final = JobInterrupted("the body was interrupted")
+Interruption = type[JobTimeout] | type[JobInterrupted]
+
+
+class Phase(IntEnum):
+    QUEUED = 0
+    ENTERED = 1
+    LEFT = 2
+
+
+class ThreadCall:
+    """One body on a thread. After LEFT, `error` is what it raised; None: it returned `value`."""
+
+    __slots__ = (
+        "_args",
+        "_context",
+        "_function",
+        "_ident",
+        "_kwargs",
+        "_lock",
+        "_sent",
+        "abandoned",
+        "error",
+        "on_end",
+        "phase",
+        "value",
+    )
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        context: contextvars.Context,
+        on_end: Callable[[ThreadCall], None],
+    ) -> None:
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self._context = context
+        self._lock = threading.Lock()
+        self._ident = 0
+        self._sent: set[Interruption] = set()
+        self.on_end = on_end
+        self.abandoned = False  # its thread was replaced and ends with it
+        self.phase = Phase.QUEUED
+        self.value: Any = None
+        self.error: BaseException | None = _UNKNOWN
+
+    def interrupt(self, kind: Interruption) -> bool:
+        """Raise `kind` in the body at its next bytecode; a body not entered yet never is. False: too late,
+        or this kind was sent before."""
+        with self._lock:
+            if self.phase is Phase.LEFT or kind in self._sent:
+                return False
+            self._sent.add(kind)
+            if self.phase is Phase.ENTERED:
+                _set_async_exc(ctypes.c_ulong(self._ident), ctypes.py_object(kind))
+            return True
+
+    def abandon(self) -> bool:
+        """Give the thread up along with the body. False: the body has ended."""
+        with self._lock:
+            if self.phase is Phase.LEFT:
+                return False
+            self.abandoned = True
+            return True
+
+    def execute(self) -> None:
+        """Run the body on this thread. Raises nothing, whatever the body and late interruptions do."""
+        try:
+            try:
+                try:
+                    self._call()
+                finally:
+                    self._leave()
+            except _LATE as late:
+                self._note_late(late)
+                self._leave()
+        except _LATE as late:
+            self._note_late(late)
+            self._leave()
+
+    def _call(self) -> None:
+        try:
+            with self._lock:
+                if self._sent:
+                    return  # interrupted before it began
+                self._ident = threading.get_ident()
+                self.phase = Phase.ENTERED
+            self.value = self._context.run(self._function, *self._args, **self._kwargs)
+            self.error = None
+        except BaseException as error:  # of any kind: it is the body's, and ends no more than the body
+            self.error = error
+
+    def _note_late(self, late: BaseException) -> None:
+        if self.error is _UNKNOWN:
+            self.error = late  # it came between the body's end and the note of it
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self.phase is Phase.ENTERED:
+                _set_async_exc(ctypes.c_ulong(self._ident), None)
+            self.phase = Phase.LEFT
+
+
+class ThreadPool:
+    """Daemon threads that run calls for one loop. Ends are handed over in batches, in the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._name = name
+        self._queue: SimpleQueue[ThreadCall | None] = SimpleQueue()
+        self._ended: deque[ThreadCall] = deque()
+        self._handing_over = False
+        self._busy = 0  # calls submitted and neither ended nor abandoned
+        self._threads = 0
+        self._made = 0
+        self._closed = False
+
+    @property
+    def threads(self) -> int:
+        """Threads that take calls."""
+        return self._threads
+
+    def submit(self, call: ThreadCall) -> None:
+        """Run it on a free thread, or a new one. The caller bounds how many run at once: its slots."""
+        self._busy += 1
+        if self._busy > self._threads:
+            self._threads += 1
+            self._made += 1
+            name = f"{self._name}-{self._made}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._queue.put(call)
+
+    def abandon(self, call: ThreadCall) -> bool:
+        """Its body does not end: count on another thread from now on. The thread ends when the body does.
+        False: it has ended, and its end is about to be handed over."""
+        if not call.abandon():
+            return False
+        self._busy -= 1
+        self._threads -= 1
+        return True
+
+    def close(self) -> None:
+        """Let idle threads end. Those with a body end with it."""
+        self._closed = True
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while True:
+            call = self._queue.get()
+            if call is None:
+                return
+            call.execute()
+            self._ended.append(call)
+            if not self._handing_over:
+                self._handing_over = True
+                try:
+                    self._loop.call_soon_threadsafe(self._hand_over)
+                except RuntimeError:
+                    return  # the loop is closed: nobody is left to be told
+            if call.abandoned:
+                return
+            del call
+
+    def _hand_over(self) -> None:
+        # First the flag, then the queue: an end appended meanwhile is either taken here or announced anew.
+        self._handing_over = False
+        while self._ended:
+            call = self._ended.popleft()
+            if not call.abandoned:
+                self._busy -= 1
+            try:
+                call.on_end(call)
+            except Exception:
+                _log.exception("the end of a job could not be handled")
