@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fluxmesh.cli import output
 from fluxmesh.cli.parser import Options, Parser, add_verb, add_verbs, json_option
-from fluxmesh.cli.session import overrides, refuse_memory, say_storage
+from fluxmesh.cli.session import described, overrides, refuse_memory, say_storage
 from fluxmesh.config import NAMES, settings_with_sources
-from fluxmesh.storage.registry import masked
 
 
 def configure(parser: Parser) -> None:
@@ -30,8 +29,8 @@ def _show(options: Options) -> int:
     rows: list[tuple[str, object, str]] = []
     for name in NAMES:
         value = getattr(settings, name)
-        if name == "url" and value is not None:
-            value = masked(value)
+        if name == "url":
+            value = described(value)
         source = sources.get(name, "default")
         if flags.get(name) is not None:
             source = f"--{name.replace('_', '-')}"

@@ -55,12 +55,13 @@ def configure(parser: Parser) -> None:
 def _run(options: Options) -> int:
     from fluxmesh.cli.demo.play import play
 
-    with _scene(options) as scene:
+    with _scene(options) as (scene, ended):
         found = gather(options.dir, leave_out=scene.database)
         say_storage(scene.settings)
         _say_what_is_played(scene, found)
         code = run_async(play(scene, found))
         if code in (0, 1):
+            ended.append(code)
             _say_what_to_try(scene, kept=options.keep or _named(options) is not None)
         return code
 
@@ -75,20 +76,20 @@ def _named(options: Options) -> str | None:
 
 
 @contextlib.contextmanager
-def _scene(options: Options) -> Iterator[Scene]:
+def _scene(options: Options) -> Iterator[tuple[Scene, list[int]]]:
+    """The scene, and a list that holds the exit code once the demo has come to its end."""
     named = _named(options)
     folder = Path(tempfile.mkdtemp(prefix="fluxmesh-demo-"))
     temporary = named is None
     url = described(named or resolved_url(None, folder / "demo.db"))
     database = Path(url.removeprefix("sqlite:///"))
-    ended = False
+    ended: list[int] = []
     try:
         settings = load_settings({**overrides(options), "url": url})
         settings = msgspec.structs.replace(settings, app=None)
         # A database that was there before may have a queue of that name with something else in it.
         queue = f"demo-{new_nonce()[:4]}" if database.exists() else "demo"
-        yield Scene(settings, url, database, folder, queue)
-        ended = True
+        yield Scene(settings, url, database, folder, queue), ended
     finally:
         if not (ended and temporary and options.keep):
             shutil.rmtree(folder, ignore_errors=True)

@@ -46,8 +46,11 @@ async def play(scene: Scene, found: Found) -> int:
             well = await _tell(storage, cast, jobs)
             well = await _mend(storage, cast, late) and well
             well = await prove(scene, found.files) and well
+        left = [one.worker_id for one in await storage.fleet() if one.worker_id.startswith(f"{name}.")]
+        well = well and not left
         stage.heading("Done" if well else "Done, but not as it should be")
-        stage.say(f"{len(pids)} worker processes and their supervisor stopped")
+        ended = f"still there: {', '.join(left)}" if left else "and their supervisor have stopped"
+        stage.say(f"{len(pids)} worker processes {ended}")
     return 0 if well else 1
 
 

@@ -32,6 +32,7 @@ def heading(text: str) -> None:
 
 def say(text: str) -> None:
     output.line(output.safe(text))
+    output.flush()  # whoever reads a pipe sees it happen
 
 
 def stack(text: str) -> None:
