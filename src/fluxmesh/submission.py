@@ -100,7 +100,9 @@ def checked_name(field: str, text: object, *, queue: bool = False) -> str:
     if len(text) > MAX_NAME:
         raise InvalidOption(field, f"{len(text):,} characters long", hint="1 to 200 printable characters")
     if not text.isprintable():
-        raise InvalidOption(field, "has characters that cannot be printed", hint="1 to 200 printable characters")
+        raise InvalidOption(
+            field, "has characters that cannot be printed", hint="1 to 200 printable characters"
+        )
     if queue and not _FORBIDDEN_IN_QUEUE.isdisjoint(text):
         raise InvalidOption(field, f"{text!r} has a brace or a colon", hint="use dots or dashes")
     return text
@@ -110,7 +112,9 @@ def checked_queue(text: object) -> str:
     name = checked_name("queue", text, queue=True)
     if name in RESERVED_QUEUES:
         raise InvalidOption(
-            "queue", f"{name!r} is the name of a tier", hint=f"submit with priority={name!r}, or name the queue else"
+            "queue",
+            f"{name!r} is the name of a tier",
+            hint=f"submit with priority={name!r}, or name the queue else",
         )
     return name
 
@@ -159,7 +163,9 @@ def checked_seconds(field: str, value: object, *, above: float = 0.0, most: floa
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidOption(field, f"{value!r} is not a number of seconds")
     if not above < value <= most:
-        raise InvalidOption(field, f"{value!r} is out of range", hint=f"more than {above:g}, at most {most:g}")
+        raise InvalidOption(
+            field, f"{value!r} is out of range", hint=f"more than {above:g}, at most {most:g}"
+        )
     return float(value)
 
 
@@ -167,10 +173,11 @@ def checked_run_at_us(value: object) -> int:
     """Wall microseconds from epoch seconds, an ISO 8601 text with an offset, or an aware datetime."""
     hint = "epoch seconds, or ISO 8601 with an offset such as 2030-01-31T08:00:00Z"
     if isinstance(value, str):
+        text = value
         try:
-            value = datetime.fromisoformat(value)
+            value = datetime.fromisoformat(text)
         except ValueError:
-            raise InvalidOption("run_at", f"{value[:80]!r} is not a point in time", hint=hint) from None
+            raise InvalidOption("run_at", f"{text[:80]!r} is not a point in time", hint=hint) from None
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InvalidOption("run_at", "the time has no UTC offset", hint=hint)
@@ -255,7 +262,9 @@ class Template(Struct, frozen=True):
     tags: tuple[str, ...]
     id: str | None
 
-    def job(self, args: Sequence[Any], kwargs: dict[str, Any], *, limit: int = codec.MAX_PAYLOAD_BYTES) -> NewJob:
+    def job(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, limit: int = codec.MAX_PAYLOAD_BYTES
+    ) -> NewJob:
         """Raises InvalidPayload or PayloadTooLarge if the arguments cannot be carried."""
         digest = None
         payload = codec.encode_payload(args, kwargs, limit=limit)
@@ -321,7 +330,9 @@ def prepare(fields: Mapping[str, Any]) -> Template:
     limit = None
     if "concurrency_limit" in fields:
         if keys["concurrency_key"] is None:
-            raise InvalidOption("concurrency_limit", "given without concurrency_key", hint="name the key it limits")
+            raise InvalidOption(
+                "concurrency_limit", "given without concurrency_key", hint="name the key it limits"
+            )
         limit = checked_int("concurrency_limit", fields["concurrency_limit"], 1, 1_000_000)
     elif keys["concurrency_key"] is not None:
         limit = 1
@@ -350,5 +361,7 @@ def checked_arguments(args: object, kwargs: object) -> tuple[list[Any], dict[str
     if not isinstance(args, list | tuple):
         raise InvalidPayload(f"args: {type(args).__name__} is not a list", hint="args is a JSON array")
     if not isinstance(kwargs, dict):
-        raise InvalidPayload(f"kwargs: {type(kwargs).__name__} is not an object", hint="kwargs is a JSON object")
+        raise InvalidPayload(
+            f"kwargs: {type(kwargs).__name__} is not an object", hint="kwargs is a JSON object"
+        )
     return list(args), kwargs

@@ -99,7 +99,7 @@ class Storage(Protocol):
         concurrency) are parked, expired ones expired, at most PARK_CAP a call: then `more` is True and
         nothing of a lower tier is given. A limited job is given running only, never held. A claim that
         leaves ready jobs behind wakes one more worker; one that finds nothing marks this one as waiting.
-        A repeated request_id gets the answer of the first time, less the jobs that are no longer its own.
+        A repeated request_id gets the jobs of the first time again, less those that are no longer its own.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -47,7 +47,7 @@ async def open_storage(
     `inline`: verbs run in the calling thread; for a loop that does nothing else (a heartbeat thread).
     """
     module = importlib.import_module(BACKENDS[urlsplit(url).scheme])
-    storage = await module.open_backend(
+    opened: Awaitable[Storage] = module.open_backend(
         url, settings, create=create, clock=clock or system_clock(), inline=inline
     )
-    return storage  # type: ignore[no-any-return]
+    return await opened

@@ -14,7 +14,6 @@ from fluxmesh.outcome import Counters, Transition
 PARK_CAP: Final = 1_000
 MAX_HOPS: Final = 2
 HELD_TAKEABLE_AFTER_S: Final = 0.1
-REQUESTS_KEPT: Final = 8
 
 
 class WorkerRef(Struct, frozen=True, gc=False):

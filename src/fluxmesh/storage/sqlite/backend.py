@@ -61,8 +61,8 @@ _LISTEN_TTL_S: Final = 60.0
 _EVENTS_KEPT: Final = 1_000
 _CLOSE_S: Final = 10.0
 
-# Bell and lock of every worker run registered by this process, so that a heartbeat on a storage of its own can
-# put back the whole of a missing row.
+# Bell and lock of every worker run registered by this process, so that a heartbeat on a storage of its
+# own can put back the whole of a missing row.
 _registered: dict[tuple[str, str, int], tuple[str | None, str | None]] = {}
 
 
@@ -385,7 +385,7 @@ def _answer(answer: Answer) -> Any:
 async def open_backend(
     url: str, settings: Settings, *, create: bool, clock: Clock, inline: bool = False
 ) -> SqliteStorage:
-    """Open (or create) the file that `url` names. Raises StorageMissing, StorageRefused, StorageUnreachable."""
+    """Open (or create) the file that `url` names. Raises a StorageError that says why it cannot."""
     path = path_of(url)
 
     def prepare() -> None:

@@ -39,7 +39,7 @@ class Belfry:
         return f"/proc/self/fd/{self._fd}/{name}"
 
     def bind(self) -> tuple[socket.socket, str] | None:
-        """A new bell and its name; None where there are no such sockets (then waiting falls back to looks)."""
+        """A new bell and its name; None where there are no such sockets (waiting then falls back to looks)."""
         if not hasattr(socket, "AF_UNIX") or not os.path.isdir("/proc/self/fd"):
             return None
         name = new_nonce()
@@ -90,7 +90,9 @@ class Belfry:
 class Bell:
     """A bell of ours, heard in one event loop."""
 
-    def __init__(self, belfry: Belfry, loop: asyncio.AbstractEventLoop, hear: Callable[[bytes, bytes], None]) -> None:
+    def __init__(
+        self, belfry: Belfry, loop: asyncio.AbstractEventLoop, hear: Callable[[bytes, bytes], None]
+    ) -> None:
         self._belfry = belfry
         self._loop = loop
         self._hear = hear

@@ -32,8 +32,6 @@ class Found(Struct, frozen=True, gc=False):
     id: str
     token: int
     task: str
-    queue: str
-    tier: int
     payload: bytes
     options: bytes | None
     attempts: int
@@ -45,6 +43,8 @@ class Found(Struct, frozen=True, gc=False):
     expires_us: int | None
     concurrency_key: str | None
     concurrency_limit: int | None
+    queue: str
+    tier: int
     place: int
     lane: str
 
@@ -60,9 +60,11 @@ def claimed(found: Found, token: int) -> ClaimedJob:
 class Claim:
     """One worker's look at what it may run, inside one step."""
 
-    def __init__(self, step: Step, me: Me) -> None:
+    def __init__(self, step: Step, me: Me, request_id: int | None = None) -> None:
         self.step = step
         self.me = me
+        self._request_id = request_id
+        self._running: dict[str, int] = {}
         self.more = False
         self.next_permit_us: int | None = None
         self.left_behind = False
@@ -102,13 +104,13 @@ class Claim:
                     yield found
 
     def _queue(self, tier: int, queue: str, want: int) -> Iterator[Found]:
-        walks = [self._lane(place.READY, place.ready_lane(tier, queue), want)]
+        walks = [self._lane(place.READY, place.ready_lane(tier, queue), queue, tier, want)]
         for lane, in_queue, in_tier, kind, ref in self._lanes:
             if in_tier != tier or in_queue != queue or lane in self._shut:
                 continue
             if kind == "t" and (ref not in self.me.tasks or self._block(ref) is not None):
                 continue
-            walks.append(self._lane(place.PARKED, lane, want))
+            walks.append(self._lane(place.PARKED, lane, queue, tier, want))
         merged = walks[0] if len(walks) == 1 else heapq.merge(*walks, key=lambda found: found.seq)
         for found in merged:
             if self._may_run(found):
@@ -116,18 +118,19 @@ class Claim:
             if self.more:
                 return
 
-    def _lane(self, at: int, lane: str, want: int) -> Iterator[Found]:
+    def _lane(self, at: int, lane: str, queue: str, tier: int, want: int) -> Iterator[Found]:
+        name = "claim.ready" if at == place.READY else "claim.parked"
         chunk = max(2, min(want + 1, 257))
         after = -1
         while True:
-            rows = self.step.all("claim.lane", at, lane, after, chunk)
+            rows = self.step.all(name, lane, after, chunk)
             for row in rows:
                 if lane in self._shut:
                     return
-                yield Found(*row)
+                yield Found(*(*row, queue, tier, at, lane))
             if len(rows) < chunk:
                 return
-            after = rows[-1][13]
+            after = rows[-1][11]
 
     def is_paused(self, queue: str) -> bool:
         return queue in self._paused
@@ -161,8 +164,10 @@ class Claim:
         if limit is None:
             return None
         if limit.max_concurrent is not None:
-            running = self.step.one("claim.running_of_task", task)
-            if running is not None and running[0] >= limit.max_concurrent:
+            if task not in self._running:
+                counted = self.step.one("claim.running_of_task", task)
+                self._running[task] = 0 if counted is None else counted[0]
+            if self._running[task] >= limit.max_concurrent:
                 return CONCURRENT
         if limit.rate is not None and limits.permits(limit.rate, limit.tat_us, self.step.now_us) < 1:
             at = limits.next_permit_us(limit.rate, limit.tat_us)
@@ -202,12 +207,12 @@ class Claim:
         to = place.RUNNING if running else place.HELD
         values = (
             to, str(self.me.epoch), step.boot_us, token, step.now_us if running else None,
-            self.me.worker_id, found.rid,
+            self.me.worker_id, self._request_id, found.rid,
         )  # fmt: skip
         if self.is_limited(found):
             # At once, so that the next look at the permits counts it.
             step.db.execute(step.sql["claim.take"], values)
-            self._use_permit(found.task)
+            self._use_permit(found.task, running=running)
         else:
             self._takes.append(values)
         step.count(found.queue, found.tier, found.place, -1)
@@ -216,7 +221,9 @@ class Claim:
             step.lane_change(found.lane, found.queue, found.tier, -1)
         return claimed(found, token)
 
-    def _use_permit(self, task: str) -> None:
+    def _use_permit(self, task: str, *, running: bool) -> None:
+        if running and task in self._running:
+            self._running[task] += 1
         limit: Limit | None = self._limits.get(task)
         if limit is not None and limit.rate is not None:
             self.step.set_tat(task, limits.take(limit.rate, limit.tat_us, self.step.now_us, 1))

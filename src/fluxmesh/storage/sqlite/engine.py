@@ -1,7 +1,8 @@
 """The threads that talk to SQLite: one writer with group commit, one reader, one checkpointer.
 
-Calls that wait while a transaction is being committed share the next one: each runs in a savepoint of its own,
-and nobody hears of success before the common commit. A transaction takes in calls for at most GROUP_S.
+Calls that wait while a transaction is being committed share the next one: each but the first runs in a
+savepoint, and nobody hears of success before the common commit. A transaction takes in calls for at most
+GROUP_S.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ GROUP_MOST: Final = 64
 CHECKPOINT_PAGES: Final = 2_000
 RESTART_PAGES: Final = 16_000
 T = TypeVar("T")
+# Errors of the whole transaction, not of one verb in it.
+_OF_ALL: Final = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.BusyError)
 Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
@@ -35,7 +38,11 @@ class Call:
     __slots__ = ("args", "future", "loop", "verb")
 
     def __init__(
-        self, verb: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop
+        self,
+        verb: Callable[..., Any],
+        args: tuple[Any, ...],
+        future: asyncio.Future[Any],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.verb = verb
         self.args = args
@@ -93,10 +100,10 @@ class Transactor:
         try:
             db = self.open()
             db.execute("begin immediate")
-            answers.append(self._one(db, first, rings, alone=False))
+            answers.append(self._first(db, first, rings))
             for call in following:
                 calls.append(call)
-                answers.append(self._one(db, call, rings, alone=False))
+                answers.append(self._next(db, call, rings))
             committing = True
             db.execute("commit")
         except apsw.Error as error:
@@ -109,21 +116,39 @@ class Transactor:
             self._shared.belfry.ring(bell, message)
         return answers
 
-    def _one(self, db: apsw.Connection, call: Call, rings: list[tuple[str, bytes]], *, alone: bool) -> Answer:
+    def _first(self, db: apsw.Connection, call: Call, rings: list[tuple[str, bytes]]) -> Answer:
+        """The usual case is a transaction of one call: it needs no savepoint, the transaction is its own."""
+        try:
+            return call.future, self._apply(db, call, rings), None
+        except _OF_ALL:
+            raise
+        except Exception as error:
+            # Whatever a verb raises belongs to its caller; those that follow start from a clean slate.
+            db.execute("rollback")
+            db.execute("begin immediate")
+            rings.clear()
+            return call.future, None, self._as_ours(error)
+
+    def _next(self, db: apsw.Connection, call: Call, rings: list[tuple[str, bytes]]) -> Answer:
+        value: Any = None
+        problem: Exception | None = None
         try:
             with db:
-                step = Step(db, self._shared)
-                value = call.verb(step, *call.args)
-                step_rings = step.finish()
-        except (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.BusyError):
-            raise  # of the whole transaction, not of this verb
-        except apsw.Error as error:
-            return call.future, None, told(error, self._path)
+                value = self._apply(db, call, rings)
+        except _OF_ALL:
+            raise
         except Exception as error:
-            # Whatever a verb raises belongs to its caller; the others of the group are not touched.
-            return call.future, None, error
-        rings.extend(step_rings)
-        return call.future, value, None
+            problem = self._as_ours(error)
+        return call.future, value, problem
+
+    def _apply(self, db: apsw.Connection, call: Call, rings: list[tuple[str, bytes]]) -> Any:
+        step = Step(db, self._shared)
+        value = call.verb(step, *call.args)
+        rings.extend(step.finish())
+        return value
+
+    def _as_ours(self, error: Exception) -> Exception:
+        return told(error, self._path) if isinstance(error, apsw.Error) else error
 
     def _rollback(self) -> None:
         if self._db is not None and self._db.in_transaction:

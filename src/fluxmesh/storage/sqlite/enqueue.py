@@ -44,7 +44,9 @@ class _Intake:
         if any(self._room(queue) < count for queue, count in needed.items()):
             return None
         first = self.step.next_seq(len(jobs))
-        rows = [self._row(job, *home, first + n) for n, (job, home) in enumerate(zip(jobs, homes, strict=True))]
+        rows = [
+            self._row(job, *home, first + n) for n, (job, home) in enumerate(zip(jobs, homes, strict=True))
+        ]
         try:
             with self.step.db:
                 self.step.db.executemany(self.step.sql["enqueue.insert"], rows)
@@ -93,7 +95,9 @@ class _Intake:
             return Enqueued(job_id, Verdict.CONFLICT, "idempotency")
         row = self.step.one("enqueue.by_id", job_id)
         if row is None:
-            return Enqueued(job_id, Verdict.EXISTING, "idempotency", Status(status or "COMPLETED"), pruned=True)
+            return Enqueued(
+                job_id, Verdict.EXISTING, "idempotency", Status(status or "COMPLETED"), pruned=True
+            )
         return Enqueued(job_id, Verdict.EXISTING, "idempotency", place.STATUS[row[0]])
 
     def _home(self, job: NewJob) -> tuple[str, int]:

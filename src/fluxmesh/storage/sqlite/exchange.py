@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from typing import Any
 
+from fluxmesh.codec import append_history
+from fluxmesh.job import Status
 from fluxmesh.storage.sqlite import moves, place
 from fluxmesh.storage.sqlite.claim import Claim, Found, claimed
-from fluxmesh.storage.sqlite.step import Me, Step, encode_struct
+from fluxmesh.storage.sqlite.step import Me, Step
 from fluxmesh.storage.values import (
     HELD_TAKEABLE_AFTER_S,
     MAX_HOPS,
-    REQUESTS_KEPT,
     Begun,
     ClaimedJob,
     ExchangeAnswer,
@@ -21,11 +23,9 @@ from fluxmesh.storage.values import (
     Settled,
     Standing,
 )
-from fluxmesh.job import Status
 
 _PROMOTE_IN_EXCHANGE = 250
 _HELD_LOOK = 2_000
-_decode_memory = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
 
 
 def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
@@ -33,7 +33,7 @@ def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
     step.asking = epoch
     standing, me = step.standing(epoch)
     lane = str(epoch)
-    settled = tuple([settle(step, lane, item) for item in request.settle])
+    settled = tuple(settle_all(step, lane, request.settle))
     if standing is not Standing.GOOD or me is None:
         return ExchangeAnswer(standing, settled, tuple(Begun.LOST for _ in request.begin))
     next_due_us = promote_due(step, _PROMOTE_IN_EXCHANGE)[1]
@@ -41,14 +41,10 @@ def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
     if not wants and not request.begin:
         step.run("exchange.busy", epoch)
         return ExchangeAnswer(standing, settled, next_due_s=_seconds(next_due_us, step.now_us))
-    remembered = _remembered(step, request)
-    claim = Claim(step, me)
+    given = _given_before(step, request) if wants else None
+    claim = Claim(step, me, request.request_id)
     begun = tuple([begin(step, claim, item) for item in request.begin])
-    if remembered is not None:
-        running, held = remembered
-    else:
-        running, held = claim.claim(request.slots, request.extra, request.reserve)
-        _remember(step, request, running, held)
+    running, held = given or claim.claim(request.slots, request.extra, request.reserve)
     if held and not claim.left_behind:
         step.ready(held[-1].queue, held[-1].tier, held[-1].task)
     short = len(running) < request.slots
@@ -68,6 +64,38 @@ def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
 
 def _seconds(at_us: int | None, now_us: int) -> float | None:
     return None if at_us is None else max(0.0, (at_us - now_us) / 1e6)
+
+
+def settle_all(step: Step, lane: str, items: Sequence[Settle]) -> list[Settled]:
+    """Normal returns, by far the most, are written together; every other end by itself."""
+    answers: list[Settled] = []
+    complete: dict[int, tuple[object, ...]] = {}
+    for item in items:
+        if item.transition.status is Status.COMPLETED and _note_completed(step, lane, item, complete):
+            answers.append(Settled.APPLIED)
+        else:
+            answers.append(settle(step, lane, item))
+    if complete:
+        step.db.executemany(step.sql["exchange.complete"], complete.values())
+    return answers
+
+
+def _note_completed(step: Step, lane: str, item: Settle, complete: dict[int, tuple[object, ...]]) -> bool:
+    row = step.one("exchange.running", item.id)
+    if row is None or row[1] != item.token or row[2] != place.RUNNING or row[3] != lane or row[0] in complete:
+        return False
+    rid, _, _, _, queue, tier, task, life, attempts, started_us, worker_id, history, key = row
+    transition = item.transition
+    history = append_history(
+        history, life=life, attempt=attempts + 1, started_us=started_us, ended_us=step.now_us,
+        worker_id=worker_id or "", outcome=transition.outcome.value, error=None,
+    )  # fmt: skip
+    complete[rid] = (step.now_us, step.now_us, transition.result, history, item.message, rid)
+    step.count(queue, tier, place.RUNNING, -1)
+    step.count(queue, tier, place.COMPLETED, 1)
+    step.freed(task, key)
+    step.ended(item.id)
+    return True
 
 
 def settle(step: Step, lane: str, item: Settle) -> Settled:
@@ -144,40 +172,31 @@ def begin(step: Step, claim: Claim, item: Owned) -> Begun:
     return Begun.BEGUN
 
 
-def _remember(step: Step, request: ExchangeRequest, running: list[ClaimedJob], held: list[ClaimedJob]) -> None:
-    if running or held:
-        jobs = [(job.id, job.token) for job in (*running, *held)]
-        slot = request.request_id % REQUESTS_KEPT
-        step.run("exchange.remember", request.worker.epoch, slot, request.request_id, encode_struct(jobs))
-
-
-def _remembered(step: Step, request: ExchangeRequest) -> tuple[list[ClaimedJob], list[ClaimedJob]] | None:
-    slot = request.request_id % REQUESTS_KEPT
-    found = step.one("exchange.remembered", request.worker.epoch, slot, request.request_id)
-    if found is None:
-        return None
+def _given_before(step: Step, request: ExchangeRequest) -> tuple[list[ClaimedJob], list[ClaimedJob]] | None:
+    """What an earlier sending of the same request was given, less what is no longer its own. None: this is
+    the first sending, or nothing of it is left, and a fresh claim does no harm."""
     running: list[ClaimedJob] = []
     held: list[ClaimedJob] = []
-    for job_id, token in _decode_memory(found[0]):
-        row = step.one("exchange.owned", job_id, token, str(request.worker.epoch))
-        if row is not None:
-            job = claimed(Found(*row), token)
-            (running if row[17] == place.RUNNING else held).append(job)
-    return running, held
+    for row in step.all("exchange.given", str(request.worker.epoch), request.request_id):
+        found = Found(*row)
+        (running if found.place == place.RUNNING else held).append(claimed(found, found.token))
+    return (running, held) if running or held else None
 
 
 def next_held_s(step: Step, me: Me) -> float | None:
     """When take_held may find something for this worker: seconds; None: nothing is held that it could run."""
     if not me.donates or step.one("exchange.any_held") is None:
         return None
-    taken = [row[19] for row in step.all("exchange.held", str(me.epoch), _HELD_LOOK) if takeable(step, me, row)]
+    taken = [
+        row[19] for row in step.all("exchange.held", str(me.epoch), _HELD_LOOK) if takeable(step, me, row)
+    ]
     if not taken:
         return None
-    return max(0.0, (min(taken) + HELD_TAKEABLE_AFTER_S * 1e6 - step.boot_us) / 1e6)
+    return float(max(0.0, (min(taken) + HELD_TAKEABLE_AFTER_S * 1e6 - step.boot_us) / 1e6))
 
 
-def takeable(step: Step, me: Me, row: tuple[object, ...]) -> bool:
+def takeable(step: Step, me: Me, row: tuple[Any, ...]) -> bool:
     """True if the held job of this row (of exchange.held) may go to this worker, whatever its age."""
-    found = Found(*row[:19])  # type: ignore[arg-type]
-    owner = step.shared.me(int(str(row[22])), row[21])  # type: ignore[arg-type]
-    return owner.donates and (row[20] or 0) < MAX_HOPS and me.can_run(found.queue, found.tier, found.task)  # type: ignore[operator]
+    found = Found(*row[:19])
+    owner = step.shared.me(row[22], row[21])
+    return owner.donates and (row[20] or 0) < MAX_HOPS and me.can_run(found.queue, found.tier, found.task)

@@ -6,7 +6,9 @@ Leases are stamps of time since boot on the worker's row; a beat renews the leas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from fluxmesh.outcome import Counters
 from fluxmesh.storage.sqlite import moves, place
 from fluxmesh.storage.sqlite.locks import is_freed
 from fluxmesh.storage.sqlite.step import Step, encode_struct
@@ -23,7 +25,6 @@ from fluxmesh.storage.values import (
     WorkerRef,
     WorkerView,
 )
-from fluxmesh.outcome import Counters
 
 LEFT = "left"
 _LISTS_MISSED = 2
@@ -55,13 +56,14 @@ def _put_worker(
     lease_us, beat_us = round(registration.lease_s * 1e6), round(registration.beat_s * 1e6)
     step.run(
         "liveness.put_worker", epoch, registration.worker_id, encode_struct(registration), lease_us, beat_us,
-        step.boot_us, step.now_us, step.shared.clock.boot_id(), step.now_us, status, running, int(fenced), bell, lock,
+        step.boot_us, step.now_us, step.shared.clock.boot_id(), step.now_us, status, running, int(fenced),
+        bell, lock,
     )  # fmt: skip
 
 
 def _meta(step: Step, name: str) -> int | str:
     found = step.one("liveness.meta", name)
-    return 0 if found is None else found[0]  # type: ignore[no-any-return]
+    return 0 if found is None else found[0]
 
 
 def arm(step: Step) -> bool:
@@ -98,7 +100,9 @@ def beat(
     renewed = step.run("liveness.renew", step.boot_us, step.now_us, boot_id, *told, worker.epoch)
     if not renewed:
         fenced = step.one("liveness.newer", worker.worker_id, worker.epoch) is not None
-        _put_worker(step, worker.epoch, view.registration, view.status, view.running, bell, lock, fenced=fenced)
+        _put_worker(
+            step, worker.epoch, view.registration, view.status, view.running, bell, lock, fenced=fenced
+        )
         step.run("liveness.forget_missing", worker.epoch)
         standing, me = step.standing(worker.epoch)
     if owned is None:
@@ -140,7 +144,6 @@ def declare_dead(step: Step, worker: WorkerRef, how: str) -> bool:
         return False
     if how == LEFT and step.one("liveness.owns", str(worker.epoch)) is None:
         step.run("liveness.drop_worker", worker.epoch)
-        step.run("liveness.drop_requests", worker.epoch)
         return True
     step.run("liveness.declare", how, worker.epoch)
     return True
@@ -178,7 +181,7 @@ def _long_missing(step: Step, epoch: int) -> bool:
     if seen is None or seen[1] != boot_id or seen[0] > step.boot_us:
         step.run("liveness.note_missing", epoch, step.boot_us, boot_id)
         return False
-    return step.boot_us - int(seen[0]) >= lease_us
+    return bool(step.boot_us - int(seen[0]) >= lease_us)
 
 
 def orphans(step: Step, limit: int) -> OrphansAnswer:
@@ -189,26 +192,28 @@ def orphans(step: Step, limit: int) -> OrphansAnswer:
     for epoch, (worker_id, ground, how) in _dead_owners(step, armed=armed).items():
         if len(found) >= limit:
             break
-        for row in step.all("liveness.orphans", str(epoch), limit - len(found)):
-            found.append(_orphan(step, WorkerRef(worker_id or row[10] or "", epoch), ground, how, row))
+        found.extend(
+            _orphan(step, WorkerRef(worker_id or row[10] or "", epoch), ground, how, row)
+            for row in step.all("liveness.orphans", str(epoch), limit - len(found))
+        )
     return OrphansAnswer(armed, tuple(found))
 
 
-def _orphan(step: Step, worker: WorkerRef, ground: Ground, how: str, row: tuple[object, ...]) -> Orphan:
+def _orphan(step: Step, worker: WorkerRef, ground: Ground, how: str, row: tuple[Any, ...]) -> Orphan:
     job_id, token, at, on_death, task, options, attempts, crashes, snoozes, interruptions, _ = row
     spec = step.one("enqueue.spec", task)
     return Orphan(
-        id=job_id,  # type: ignore[arg-type]
-        token=token,  # type: ignore[arg-type]
+        id=job_id,
+        token=token,
         worker=worker,
         ground=ground,
         how=how,
         started=at == place.RUNNING,
         on_death=OnDeath(on_death or 0),
-        task=task,  # type: ignore[arg-type]
-        options=options,  # type: ignore[arg-type]
+        task=task,
+        options=options,
         spec=None if spec is None else step.shared.spec(spec[0]),
-        counters=Counters(attempts, crashes, snoozes, interruptions),  # type: ignore[arg-type]
+        counters=Counters(attempts, crashes, snoozes, interruptions),
     )
 
 
@@ -244,5 +249,3 @@ def lead(step: Step, holder: str, ttl_us: int) -> bool:
     step.run("liveness.lead", holder)
     step.run("liveness.lead_until", now_us + ttl_us)
     return True
-
-

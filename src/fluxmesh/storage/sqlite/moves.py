@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Final
 
-
 from fluxmesh.codec import append_history, encode_error
 from fluxmesh.job import JobError, Outcome, Status
 from fluxmesh.outcome import Charge, Transition
@@ -119,7 +118,16 @@ def to_new_tier(step: Step, row: Row, tier: int) -> None:
     """Another tier with a new arrival number: ready if it waits or is held, still scheduled if it is that."""
     if row.place == place.SCHEDULED:
         assert row.due_us is not None
-        _write(step, row, to=place.SCHEDULED, lane=str(tier), pos=row.pos, tier=tier, token=row.token, due_us=row.due_us)
+        _write(
+            step,
+            row,
+            to=place.SCHEDULED,
+            lane=str(tier),
+            pos=row.pos,
+            tier=tier,
+            token=row.token,
+            due_us=row.due_us,
+        )
         step.scheduled(row.pos, row.queue, tier, row.task)
         return
     token = step.token_after(row.token) if row.place == place.HELD else row.token
@@ -275,5 +283,3 @@ def give_back(step: Step, row: Row, *, token: int) -> None:
 
 def row_of(values: tuple[object, ...]) -> Row:
     return Row(*values)  # type: ignore[arg-type]
-
-

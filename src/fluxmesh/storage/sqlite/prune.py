@@ -108,7 +108,7 @@ def _drop_workers(step: Step, retention: Retention) -> int:
         step.run("prune.drop_worker", epoch)
     for name in {name for _, bell, lock in gone for name in (bell, lock) if name is not None}:
         _remove_file(step, name)
-    return len(gone) + step.run("prune.requests")
+    return len(gone)
 
 
 def _remove_file(step: Step, name: str) -> None:

@@ -88,7 +88,9 @@ class Limit(Struct, frozen=True):
 class Shared:
     """What outlives a step: statements, caches of immutable rows, the clock, the bells."""
 
-    def __init__(self, sql: Statements, clock: Clock, belfry: Belfry, *, proof_of_death: bool, lease_s: float) -> None:
+    def __init__(
+        self, sql: Statements, clock: Clock, belfry: Belfry, *, proof_of_death: bool, lease_s: float
+    ) -> None:
         self.sql = sql
         self.clock = clock
         self.belfry = belfry

@@ -50,8 +50,6 @@ select bell, lock from <worker> where epoch = ?
 select 1 from <job> where place in (3, 4) and lane = ? limit 1
 -- :name drop_worker
 delete from <worker> where epoch = ?
--- :name drop_requests
-delete from <request> where epoch = ?
 
 -- :name locks
 select epoch, lock from <worker> where lock is not null and dead_how is null

@@ -31,8 +31,6 @@ delete from <worker> where epoch = ?
 -- (name, name): is a bell or lock named by a worker that stays?
 -- :name is_named
 select 1 from <worker> where bell = ? or lock = ? limit 1
--- :name requests
-delete from <request> where epoch not in (select epoch from <worker>)
 -- :name missing
 delete from <missing> where not exists
   (select 1 from <job> indexed by <job_place> where place in (3, 4) and lane = cast(epoch as text))

@@ -9,6 +9,7 @@
 --       5 COMPLETED 6 DEAD_LETTER 7 CANCELLED 8 EXPIRED   lane = ''   pos = when it ended (wall us)
 --   * rid is the arrival sequence at creation: it never repeats, and orders jobs by creation.
 --   * The columns that may be large stand last: a row is judged without reading past its first page.
+--   * request is the exchange by which a job was given to its present owner; null for any other way.
 --   * <tally> holds the number of jobs by (queue, tier, place); rows of 0 are removed by prune.
 --   * <lane> holds the parking sets: kind t = of a task, k = of a concurrency key. n = its jobs.
 --     A key's set is closed (open = 0) only while as many jobs of the key run as its limit allows.
@@ -46,6 +47,7 @@ create table <job> (
   on_death integer,
   hops integer,
   missed integer,
+  request integer,
   unique_key text,
   idempotency_key text,
   concurrency_key text,
@@ -59,7 +61,6 @@ create index <job_place> on <job> (place, lane, pos);
 create index <job_queue> on <job> (queue);
 create index <job_task> on <job> (task);
 create unique index <job_unique> on <job> (queue, unique_key) where unique_key is not null and place < 5;
-create index <job_running_task> on <job> (task) where place = 4;
 create index <job_running_key> on <job> (concurrency_key) where place = 4 and concurrency_key is not null;
 create index <job_expires> on <job> (expires_us) where expires_us is not null and place < 4;
 create index <job_group> on <job> (fingerprint, pos) where fingerprint is not null and place = 6;
@@ -113,10 +114,6 @@ create table <worker> (
   lock text
 );
 create table <missing> (epoch integer primary key, seen_us integer not null, boot_id text not null);
-create table <request> (
-  epoch integer not null, slot integer not null, request_id integer not null, jobs blob not null,
-  primary key (epoch, slot)
-) without rowid;
 create table <waiter> (
   job_id text not null, bell text not null, until_us integer not null, primary key (job_id, bell)
 ) without rowid;

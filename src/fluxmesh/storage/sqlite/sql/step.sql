@@ -63,4 +63,4 @@ select rid, id, place, lane, pos, seq, queue, tier, task, token, life, attempts,
 update <job> set place = ?, lane = ?, pos = ?, seq = ?, tier = ?, token = ?, life = ?, attempts = ?,
   crashes = ?, snoozes = ?, interruptions = ?, due_us = ?, started_us = ?, ended_us = ?, worker_id = ?,
   result = ?, history = ?, error = ?, reason = ?, fingerprint = ?, percent = ?, message = ?, cancel = ?,
-  expires_us = ?, hops = ?, waiting_for = null, on_death = null, missed = null where rid = ?
+  expires_us = ?, hops = ?, request = null, waiting_for = null, on_death = null, missed = null where rid = ?
