@@ -1,0 +1,140 @@
+"""The suite that every storage backend must pass, split by verb family.
+
+To bind a backend of your own, implement `Backend`, give it to pytest as the fixture `backend`, and import the
+test classes; `pytest` does the rest:
+
+    import pytest
+    from fluxmesh.testing.contract import *  # noqa: F403  (the test classes)
+    from fluxmesh.testing.contract import Backend, CorruptField
+
+    class MyBackend(Backend):                # open, rows, corrupt, forget_worker: see their docstrings
+        async def open(self, clock, *, namespace="fluxmesh", settings=None):
+            return await open_my_storage(self.address, namespace, clock)
+        ...
+
+    @pytest.fixture
+    def backend(tmp_path):                   # one empty storage for each test
+        return MyBackend(tmp_path)
+
+Each test is synchronous, runs its scenario with `asyncio.run` under a bound, and moves a `ManualClock` where
+time matters: no plugin for asyncio is needed, and nothing sleeps to wait. `FaultyStorage` loses replies on
+order. A new rule of the port lands here first.
+"""
+
+import pytest
+
+_FAMILIES = (
+    "enqueue", "exchange", "settle", "limits", "ownership", "liveness", "reaping", "operators", "retention",
+    "reads", "push", "faults", "machine",
+)  # fmt: skip
+# Before the modules are imported: their bare asserts shall explain themselves in the binder's run.
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model")))
+
+from fluxmesh.testing.contract.enqueue import (  # noqa: E402
+    TestEnqueue,
+    TestIdempotencyKeys,
+    TestOpaqueRecords,
+    TestUniqueKeys,
+)
+from fluxmesh.testing.contract.exchange import TestBegin, TestClaim, TestStanding  # noqa: E402
+from fluxmesh.testing.contract.faults import (  # noqa: E402
+    TestClosedStorage,
+    TestDeathBetweenVerbs,
+    TestLostReplies,
+)
+from fluxmesh.testing.contract.faulty import FaultyStorage  # noqa: E402
+from fluxmesh.testing.contract.harness import Backend, CorruptField  # noqa: E402
+from fluxmesh.testing.contract.limits import (  # noqa: E402
+    TestConcurrencyKey,
+    TestExpiry,
+    TestMaxConcurrent,
+    TestParking,
+    TestPausedQueues,
+    TestRateLimit,
+)
+from fluxmesh.testing.contract.liveness import (  # noqa: E402
+    TestBeats,
+    TestLostClaims,
+    TestOrphans,
+)
+from fluxmesh.testing.contract.operators import (  # noqa: E402
+    TestBatches,
+    TestCancel,
+    TestDiscard,
+    TestReplay,
+    TestReprioritise,
+)
+from fluxmesh.testing.contract.ownership import (  # noqa: E402
+    TestProgress,
+    TestRelease,
+    TestTakeHeld,
+    TestTransfer,
+)
+from fluxmesh.testing.contract.push import (  # noqa: E402
+    TestEvents,
+    TestLeader,
+    TestWaitFor,
+    TestWakeUps,
+)
+from fluxmesh.testing.contract.reads import (  # noqa: E402
+    TestCounts,
+    TestDeadLetterGroups,
+    TestFind,
+    TestFleet,
+    TestGet,
+    TestHistory,
+    TestInfo,
+)
+from fluxmesh.testing.contract.reaping import TestArming, TestReaping  # noqa: E402
+from fluxmesh.testing.contract.retention import TestRetention  # noqa: E402
+from fluxmesh.testing.contract.settle import TestRequests, TestSettle  # noqa: E402
+
+__all__ = [
+    "Backend",
+    "CorruptField",
+    "FaultyStorage",
+    "TestArming",
+    "TestBatches",
+    "TestBeats",
+    "TestBegin",
+    "TestCancel",
+    "TestClaim",
+    "TestClosedStorage",
+    "TestConcurrencyKey",
+    "TestCounts",
+    "TestDeadLetterGroups",
+    "TestDeathBetweenVerbs",
+    "TestDiscard",
+    "TestEnqueue",
+    "TestEvents",
+    "TestExpiry",
+    "TestFind",
+    "TestFleet",
+    "TestGet",
+    "TestHistory",
+    "TestIdempotencyKeys",
+    "TestInfo",
+    "TestLeader",
+    "TestLostClaims",
+    "TestLostReplies",
+    "TestMaxConcurrent",
+    "TestOpaqueRecords",
+    "TestOrphans",
+    "TestParking",
+    "TestPausedQueues",
+    "TestProgress",
+    "TestRateLimit",
+    "TestReaping",
+    "TestRelease",
+    "TestReplay",
+    "TestReprioritise",
+    "TestRequests",
+    "TestRetention",
+    "TestSettle",
+    "TestStanding",
+    "TestTakeHeld",
+    "TestTransfer",
+    "TestUniqueKeys",
+    "TestWaitFor",
+    "TestWakeUps",
+]
