@@ -6,6 +6,7 @@ with str keys. A tuple travels as a list. Anything else is refused with the plac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Sequence
@@ -63,7 +64,9 @@ def _check_scalar(value: object, where: str) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidPayload(f"{where}: {value!r} is not a finite number", hint="JSON has no NaN or infinity")
+            raise InvalidPayload(
+                f"{where}: {value!r} is not a finite number", hint="JSON has no NaN or infinity"
+            )
         return
     raise _refuse(value, where)
 
@@ -207,11 +210,18 @@ def append_history(
     outcome: str,
     error: JobError | None,
 ) -> bytes:
-    """The stored history with one more entry, the oldest dropped past HISTORY_KEPT."""
+    """The stored history with one more entry, the oldest dropped past HISTORY_KEPT.
+
+    A history that cannot be read is begun anew: it must not keep a job, and its whole batch, from ending.
+    """
     entry = _Entry(life, attempt, started_us, ended_us, worker_id, outcome, error)
     if not blob:
         return _encode((entry,))
-    entries: list[Any] = _decode_raw_entries(blob)
+    entries: list[Any]
+    try:
+        entries = _decode_raw_entries(blob)
+    except msgspec.MsgspecError:
+        entries = []
     entries.append(entry)
     return _encode(entries[-HISTORY_KEPT:])
 

@@ -39,7 +39,7 @@ class Belfry:
         return f"/proc/self/fd/{self._fd}/{name}"
 
     def bind(self) -> tuple[socket.socket, str] | None:
-        """A new bell and its name; None where there are no such sockets (waiting then falls back to looks)."""
+        """A new bell and its name; None where there are no such sockets (waiting then means to look)."""
         if not hasattr(socket, "AF_UNIX") or not os.path.isdir("/proc/self/fd"):
             return None
         name = new_nonce()
