@@ -1,0 +1,200 @@
+"""One SQLite file with tasks and workers of a test, and a witness that waits for what workers tell."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from fluxmesh.clock import system_clock
+from fluxmesh.config import Settings
+from fluxmesh.job import Attempt, Job, Status
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.registry import open_storage
+from fluxmesh.storage.values import WorkerRef
+from fluxmesh.submission import prepare
+from fluxmesh.task import TaskRegistry, define
+from fluxmesh.worker.observe import WorkerEvent
+from fluxmesh.worker.worker import Worker, WorkerConfig
+
+LIMIT_S = 15.0
+E = TypeVar("E")
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+
+
+class Witness:
+    """An observer that keeps every event and lets a test wait for one, also one that came before."""
+
+    def __init__(self) -> None:
+        self.events: list[WorkerEvent] = []
+        self._loop = asyncio.get_running_loop()
+        self._came = asyncio.Event()
+
+    def __call__(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+        self._loop.call_soon_threadsafe(self._came.set)  # the beat thread tells of things too
+
+    def all(self, kind: type[E], **fields: Any) -> list[E]:
+        return [
+            event
+            for event in list(self.events)
+            if isinstance(event, kind)
+            and all(getattr(event, name) == value for name, value in fields.items())
+        ]
+
+    async def saw(self, kind: type[E], count: int = 1, limit_s: float = LIMIT_S, **fields: Any) -> list[E]:
+        """The first `count` such events, once so many have come."""
+        async with asyncio.timeout(limit_s):
+            while len(self.all(kind, **fields)) < count:
+                self._came.clear()
+                await self._came.wait()
+        return self.all(kind, **fields)[:count]
+
+
+class Workshop:
+    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+        self.path = tmp_path / "jobs.db"
+        self.url = f"sqlite:///{self.path}"
+        self.settings = Settings(**{"lease_s": 3.0, "reap_s": 0.2, **settings})
+        self.registry = TaskRegistry()
+        self.clock = system_clock()
+        self.witness = Witness()
+        self.workers: list[Worker] = []
+        self.opened: list[Storage] = []
+        self.storage: Storage
+
+    async def __aenter__(self) -> Workshop:
+        self.storage = await self.open(False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.stop_now()
+            async with asyncio.timeout(LIMIT_S):
+                await worker.wait()
+        for storage in self.opened:
+            await storage.close()
+
+    async def open(self, inline: bool) -> Storage:
+        storage = await open_storage(self.url, self.settings, create=True, clock=self.clock, inline=inline)
+        if not self.workers or not inline:
+            self.opened.append(storage)
+        return storage
+
+    def task(self, name: str, **options: Any) -> Callable[[F], F]:
+        def add(function: F) -> F:
+            self.registry.add(define(function, name, options))
+            return function
+
+        return add
+
+    async def put(self, task: str, *args: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> str:
+        job = prepare({"task": task, **options}).job(list(args), kwargs or {})
+        [answer] = await self.storage.enqueue([job], queue_cap=1_000)
+        return answer.id
+
+    async def worker(
+        self,
+        worker_id: str = "w1",
+        *,
+        concurrency: int = 2,
+        grace_s: float = 5.0,
+        witness: Witness | None = None,
+        open_storage: Callable[[bool], Awaitable[Storage]] | None = None,
+        **config: Any,
+    ) -> Worker:
+        """A started worker; it is stopped with the workshop."""
+        worker = self.make_worker(
+            worker_id,
+            concurrency=concurrency,
+            grace_s=grace_s,
+            witness=witness,
+            open_storage=open_storage,
+            **config,
+        )
+        await worker.start()
+        self.workers.append(worker)
+        return worker
+
+    def make_worker(
+        self,
+        worker_id: str = "w1",
+        *,
+        concurrency: int = 2,
+        grace_s: float = 5.0,
+        witness: Witness | None = None,
+        open_storage: Callable[[bool], Awaitable[Storage]] | None = None,
+        **config: Any,
+    ) -> Worker:
+        return Worker(
+            open_storage=open_storage or self._open_for_worker,
+            registry=self.registry,
+            settings=self.settings,
+            config=WorkerConfig(worker_id=worker_id, concurrency=concurrency, grace_s=grace_s, **config),
+            clock=self.clock,
+            observer=witness or self.witness,
+        )
+
+    async def _open_for_worker(self, inline: bool) -> Storage:
+        return await open_storage(self.url, self.settings, create=False, clock=self.clock, inline=inline)
+
+    async def job(self, job_id: str) -> Job:
+        job = await self.storage.get(job_id)
+        assert job is not None
+        return job
+
+    async def ended(self, job_id: str, limit_s: float = LIMIT_S) -> Job:
+        job = await self.storage.wait_for(job_id, limit_s)
+        assert job is not None
+        assert job.ended, f"still {job.status} after {limit_s} s"
+        return job
+
+    async def history(self, job_id: str) -> list[Attempt]:
+        return await self.storage.history(job_id) or []
+
+    async def until(self, job_id: str, holds: Callable[[Job], bool], limit_s: float = LIMIT_S) -> Job:
+        """The job once this is true of its record. For what only the record tells: it is read again and
+        again, and never waited for a fixed time."""
+        async with asyncio.timeout(limit_s):
+            while not holds(job := await self.job(job_id)):
+                await asyncio.sleep(0.01)
+        return job
+
+    async def status(self, job_id: str) -> Status:
+        return (await self.job(job_id)).status
+
+    @staticmethod
+    def ref(worker: Worker) -> WorkerRef:
+        return WorkerRef(worker.worker_id, worker.epoch)
+
+
+def workshop(
+    **settings: Any,
+) -> Callable[
+    [Callable[Concatenate[Workshop, P], Coroutine[Any, Any, None]]], Callable[Concatenate[Path, P], None]
+]:
+    """Make a test of an `async def` whose first parameter, `shop`, is a Workshop of its own."""
+
+    def decorate(
+        body: Callable[Concatenate[Workshop, P], Coroutine[Any, Any, None]],
+    ) -> Callable[Concatenate[Path, P], None]:
+        async def play(tmp_path: Path, *args: P.args, **kwargs: P.kwargs) -> None:
+            async with asyncio.timeout(60), Workshop(tmp_path, **settings) as shop:
+                await body(shop, *args, **kwargs)
+
+        @functools.wraps(body)
+        def test(tmp_path: Path, *args: P.args, **kwargs: P.kwargs) -> None:
+            asyncio.run(play(tmp_path, *args, **kwargs))
+
+        # pytest asks for fixtures by the names it finds in the signature.
+        import inspect
+
+        own = list(inspect.signature(body).parameters.values())[1:]
+        first = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([first, *own])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
