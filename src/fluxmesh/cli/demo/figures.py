@@ -57,5 +57,8 @@ def place_of(job_id: str, order: Sequence[str], starts: Mapping[str, float]) -> 
     """`order`: ids as submitted. `starts`: first start of each job that was started."""
     mine = starts[job_id]
     number = order.index(job_id)
-    overtaken = sum(starts[other] > mine for other in order[:number] if other in starts)
-    return Place(number + 1, 1 + sum(start < mine for start in starts.values()), overtaken)
+    before = [starts[other] for other in order[:number] if other in starts]
+    after = [starts[other] for other in order[number + 1 :] if other in starts]
+    # Jobs that one claim gave out have one stamp: they count in the order of their submission.
+    ahead = sum(start <= mine for start in before) + sum(start < mine for start in after)
+    return Place(number + 1, ahead + 1, sum(start > mine for start in before))

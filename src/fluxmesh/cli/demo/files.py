@@ -35,9 +35,8 @@ def gather(folder: str | None, *, leave_out: Path) -> Found:
         raise InvalidOption("--dir", f"the name {root!r} is not UTF-8", hint="name another folder")
     files: list[str] = []
     skipped: list[tuple[str, str]] = []
-    own = os.path.abspath(leave_out)
     for path in _walk(root, skipped, sources=folder is None):
-        if os.path.abspath(path).startswith(own):
+        if _belongs_to(path, leave_out):
             continue
         why = _objection(path)
         if why:
@@ -62,6 +61,13 @@ def _walk(root: str, skipped: list[tuple[str, str]], *, sources: bool) -> Iterat
         if sources and "__pycache__" in names:
             names.remove("__pycache__")  # no sources, and written to while the workers start
         yield from (os.path.join(folder, name) for name in sorted(files))
+
+
+def _belongs_to(path: str, database: Path) -> bool:
+    """True for the database file and for what stands beside it under its name."""
+    if os.path.dirname(path) == f"{database}-bells":
+        return True
+    return path in {f"{database}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")}
 
 
 def _speakable(path: str) -> bool:
