@@ -20,7 +20,7 @@ from fluxmesh.query import Page, Query, checked_limit
 from fluxmesh.storage.base import checked_batch
 from fluxmesh.storage.sqlite import enqueue as enqueue_verbs
 from fluxmesh.storage.sqlite import exchange as exchange_verbs
-from fluxmesh.storage.sqlite import liveness, operate, ownership, prune, push, reads
+from fluxmesh.storage.sqlite import forks, liveness, operate, ownership, prune, push, reads
 from fluxmesh.storage.sqlite.bells import ENDED, EVENT, WORK, Belfry, Bell
 from fluxmesh.storage.sqlite.connection import check_present, connect, file_system, path_of, prepare_schema
 from fluxmesh.storage.sqlite.engine import Answer, Call, Checkpointer, Reader, Transactor, Writer
@@ -60,6 +60,7 @@ _WAIT_LOOK_S: Final = 5.0
 _LISTEN_TTL_S: Final = 60.0
 _EVENTS_KEPT: Final = 1_000
 _CLOSE_S: Final = 10.0
+_CLOSE_LOOK_S: Final = 0.002
 
 # Bell and lock of every worker run registered by this process, so that a heartbeat on a storage of its
 # own can put back the whole of a missing row.
@@ -121,6 +122,7 @@ class SqliteStorage:
         return await future
 
     def _own_bell(self) -> str | None:
+        self._check_open()
         if self._bell is None:
             self._bell = Bell(self._belfry, self._loop, self._hear)
         return self._bell.name
@@ -363,8 +365,11 @@ class SqliteStorage:
             self._writer.stop()
             self._reader.stop()
             self._checkpointer.stop()
-            for thread in (self._writer, self._reader, self._checkpointer):
-                await asyncio.to_thread(thread.join, _CLOSE_S)
+            # Looked at, not joined in an executor: at the interpreter's end there are no executors any more.
+            deadline = self._loop.time() + _CLOSE_S
+            threads = (self._writer, self._reader, self._checkpointer)
+            while any(thread.is_alive() for thread in threads) and self._loop.time() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(_CLOSE_LOOK_S)
         if self._shared.lock is not None:
             self._shared.lock.release()
         self._belfry.close()
@@ -390,11 +395,12 @@ async def open_backend(
 
     def prepare() -> None:
         check_present(path, create=create)
-        db = connect(path, durability=settings.durability, create=create)
-        try:
-            prepare_schema(db, Statements(settings.namespace), path)
-        finally:
-            db.close()
+        with forks.opening:
+            db = connect(path, durability=settings.durability, create=create)
+            try:
+                prepare_schema(db, Statements(settings.namespace), path)
+            finally:
+                db.close()
 
     if inline:
         prepare()

@@ -19,6 +19,7 @@ import apsw
 
 from fluxmesh.clock import Clock
 from fluxmesh.errors import FluxMeshError, StorageUnreachable
+from fluxmesh.storage.sqlite import forks
 from fluxmesh.storage.sqlite.connection import connect, told
 from fluxmesh.storage.sqlite.step import Shared, Step
 
@@ -75,6 +76,8 @@ class Transactor:
         self._give_up = give_up
         self._db: apsw.Connection | None = None
         self.wal_pages = 0
+        self.fork_lock = threading.Lock()
+        forks.watch(self)
 
     def open(self) -> apsw.Connection:
         if self._db is None:
@@ -93,6 +96,10 @@ class Transactor:
 
     def run(self, first: Call, following: Iterable[Call] = ()) -> list[Answer]:
         """One transaction for a call and those that came meanwhile."""
+        with self.fork_lock:
+            return self._run(first, following)
+
+    def _run(self, first: Call, following: Iterable[Call]) -> list[Answer]:
         answers: list[Answer] = []
         calls = [first]
         rings: list[tuple[str, bytes]] = []
@@ -157,7 +164,7 @@ class Transactor:
 
     def restart_wal(self) -> None:
         """Begin the log file anew when it has grown large under unceasing writes."""
-        with contextlib.suppress(apsw.Error):
+        with self.fork_lock, contextlib.suppress(apsw.Error):
             self.open().wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
         self.wal_pages = 0
 
@@ -233,6 +240,8 @@ class Reader(Worker):
         super().__init__("fluxmesh-sqlite-reader")
         self._path = path
         self._db: apsw.Connection | None = None
+        self.fork_lock = threading.Lock()
+        forks.watch(self)
 
     def run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -241,6 +250,10 @@ class Reader(Worker):
         self.refuse_rest()
 
     def read(self, call: Call) -> Answer:
+        with self.fork_lock:
+            return self._read(call)
+
+    def _read(self, call: Call) -> Answer:
         try:
             if self._db is None:
                 self._db = connect(self._path, durability="process", give_up=lambda: self.stopping)
@@ -267,22 +280,31 @@ class Checkpointer(threading.Thread):
         super().__init__(name="fluxmesh-sqlite-checkpointer", daemon=True)
         self._path = path
         self._durability = durability
+        self._db: apsw.Connection | None = None
         self.due = threading.Event()
         self.stopping = False
+        self.fork_lock = threading.Lock()
+        forks.watch(self)
 
     def run(self) -> None:
-        db: apsw.Connection | None = None
         while True:
             self.due.wait()
             self.due.clear()
             if self.stopping:
                 break
             # SQLite's own lock lets one process checkpoint at a time; the others simply go on.
-            with contextlib.suppress(apsw.Error, FluxMeshError):
-                db = db or connect(self._path, durability=self._durability, give_up=lambda: self.stopping)
-                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        if db is not None:
-            db.close()
+            with self.fork_lock, contextlib.suppress(apsw.Error, FluxMeshError):
+                if self._db is None:
+                    self._db = connect(
+                        self._path, durability=self._durability, give_up=lambda: self.stopping
+                    )
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        self.close()
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
     def stop(self) -> None:
         self.stopping = True
