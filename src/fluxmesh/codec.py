@@ -217,11 +217,9 @@ def append_history(
     entry = _Entry(life, attempt, started_us, ended_us, worker_id, outcome, error)
     if not blob:
         return _encode((entry,))
-    entries: list[Any]
-    try:
-        entries = _decode_raw_entries(blob)
-    except msgspec.MsgspecError:
-        entries = []
+    entries: list[Any] = []
+    with contextlib.suppress(msgspec.MsgspecError):
+        entries += _decode_raw_entries(blob)
     entries.append(entry)
     return _encode(entries[-HISTORY_KEPT:])
 

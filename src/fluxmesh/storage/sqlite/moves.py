@@ -77,7 +77,8 @@ def _write(
             percent,
             message,
             cancel,
-            None if fresh else row.expires_us,
+            # A job expires only before its first start.
+            None if fresh or (history is not None and not keep_run) else row.expires_us,
             row.hops,
             row.rid,
         ),
