@@ -146,12 +146,13 @@ class TestSettle:
         assert answer.settled == (Settled.APPLIED, Settled.STALE, Settled.STALE, Settled.APPLIED)
 
     @scenario
-    async def test_the_new_run_of_a_worker_settles_what_its_older_epoch_ran(self, lab: Lab) -> None:
+    async def test_only_the_epoch_that_runs_a_job_settles_it_though_it_is_fenced(self, lab: Lab) -> None:
         await lab.put()
         older = await lab.worker("w1")
         given = await older.claim_one()
         newer = await lab.worker("w1")
-        assert await newer.settle(given) is Settled.APPLIED
+        assert await newer.settle(given) is Settled.STALE
+        assert await older.settle(given) is Settled.APPLIED
 
 
 class TestRequests:
