@@ -295,9 +295,7 @@ class Checkpointer(threading.Thread):
             # SQLite's own lock lets one process checkpoint at a time; the others simply go on.
             with self.fork_lock, contextlib.suppress(apsw.Error, FluxMeshError):
                 if self._db is None:
-                    self._db = connect(
-                        self._path, durability=self._durability, give_up=lambda: self.stopping
-                    )
+                    self._db = connect(self._path, durability=self._durability, give_up=lambda: self.stopping)
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         self.close()
 

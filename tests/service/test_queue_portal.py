@@ -1,0 +1,319 @@
+"""The portal: blocking calls from any thread and beside any loop, forks, and a quiet end of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluxmesh import Queue, Status, StorageUnreachable, WouldDeadlock
+from fluxmesh.calls import BoundTask
+from fluxmesh.errors import OutcomeUnknown
+from fluxmesh.portal import REPEATS, current_portal, run
+
+BOUND_S = 60
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    queue = Queue(db_path=tmp_path / "jobs.db")
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def task(queue: Queue) -> BoundTask[..., Any]:
+    return queue.task_named("t")
+
+
+def program(directory: Path, body: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that warns of nothing it should not; `queue` and `task` are made."""
+    head = (
+        "import asyncio, atexit, os, sys, threading, multiprocessing\n"
+        "from fluxmesh import Queue\n"
+        "queue = Queue(db_path='jobs.db')\n"
+        "@queue.task(name='t')\n"
+        "def task(number): return number\n"
+    )
+    (directory / "program.py").write_text(head + body)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "program.py"],
+        cwd=directory,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+
+
+def ended_quietly(done: subprocess.CompletedProcess[str], printed: str) -> bool:
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split() == printed.split()
+
+
+def test_many_threads_submit_at_once(queue: Queue, task: BoundTask[..., Any]) -> None:
+    ids: list[str] = []
+
+    def submit() -> None:
+        ids.extend(task.delay(index).id for index in range(20))
+
+    threads = [threading.Thread(target=submit) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert len(set(ids)) == 320
+    assert queue.counts().total == 320
+
+
+def test_a_blocking_call_works_beside_a_running_loop(queue: Queue, task: BoundTask[..., Any]) -> None:
+    async def main() -> None:
+        job = task.delay(1)
+        assert job.status is Status.PENDING
+        assert job.cancel() == "cancelled"
+        assert (await job.aio.read()).status is Status.CANCELLED
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+def test_loops_come_and_go(queue: Queue, task: BoundTask[..., Any]) -> None:
+    async def one() -> str:
+        return (await task.enqueue()).id
+
+    async def many() -> list[str]:
+        return list(await asyncio.gather(*(one() for _ in range(50))))
+
+    ids = [*asyncio.run(many()), *asyncio.run(many())]
+    in_thread: list[str] = []
+    thread = threading.Thread(target=lambda: in_thread.extend(asyncio.run(many())))
+    thread.start()
+    thread.join(BOUND_S)
+    assert len({*ids, *in_thread}) == 150
+    assert queue.counts().total == 150
+
+
+def test_an_awaiting_caller_that_gives_up_stops_the_waiting(task: BoundTask[..., Any]) -> None:
+    async def main() -> None:
+        job = await task.enqueue()
+        waiting = asyncio.create_task(job.aio.result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+def test_a_blocking_call_on_the_portals_own_thread_is_refused(task: BoundTask[..., Any]) -> None:
+    async def inside() -> None:
+        task.delay()
+
+    with pytest.raises(WouldDeadlock, match=r"use \.aio"):
+        run(inside())
+
+
+def test_a_lost_answer_is_asked_for_again(queue: Queue) -> None:
+    calls: list[int] = []
+
+    async def answer() -> str:
+        calls.append(1)
+        if len(calls) <= REPEATS:
+            raise OutcomeUnknown("the reply was lost")
+        return "answer"
+
+    assert run(queue._link.use(lambda _: answer())) == "answer"
+    calls.clear()
+    calls.extend([-1] * -REPEATS)
+
+    async def never() -> None:
+        calls.append(1)
+        raise OutcomeUnknown("the reply was lost")
+
+    with pytest.raises(OutcomeUnknown):
+        run(queue._link.use(lambda _: never()))
+    assert len(calls) == REPEATS + 1
+
+
+def test_a_closed_queue_opens_anew(queue: Queue, task: BoundTask[..., Any]) -> None:
+    task.delay()
+    queue.close()
+    queue.close()
+    assert queue.counts().total == 1
+
+    async def main() -> None:
+        await queue.aio.close()
+        assert (await queue.aio.counts()).total == 1
+
+    asyncio.run(main())
+
+
+def test_a_forgotten_queue_gives_its_storage_back(tmp_path: Path) -> None:
+    before = len(current_portal()._storages)
+    queue = Queue(db_path=tmp_path / "jobs.db")
+    queue.submit("t")
+    assert len(current_portal()._storages) == before + 1
+    del queue
+    gc.collect()
+
+    async def given_back() -> int:
+        closing = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait_for(asyncio.gather(*closing), BOUND_S)
+        return len(current_portal()._storages)
+
+    assert run(given_back()) == before
+
+
+def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    queue = Queue(db_path=folder / "jobs.db")
+    with pytest.raises(StorageUnreachable, match="does not exist"):
+        queue.submit("t")
+    folder.mkdir()
+    queue.submit("t")
+    assert queue.counts().total == 1
+    queue.close()
+
+
+def test_a_forked_child_submits_on_its_own(tmp_path: Path) -> None:
+    done = program(
+        tmp_path,
+        """
+first = task.delay(1)
+pid = os.fork()
+if pid == 0:
+    assert first.status == 'PENDING'
+    task.map([(n,) for n in range(2_000)])
+    asyncio.run(task.enqueue(2))
+    print(queue.counts().total, flush=True)
+    sys.exit(0)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+task.delay(3)
+print(queue.counts().total)
+""",
+    )
+    assert ended_quietly(done, "2002 2003")
+
+
+def test_a_child_forked_amid_calls_is_not_held_up_by_them(tmp_path: Path) -> None:
+    """Other threads of the parent may hold the portal's locks at the instant of the fork."""
+    done = program(
+        tmp_path,
+        """
+task.delay(0)
+ending = threading.Event()
+def busy():
+    while not ending.is_set():
+        task.delay(1)
+threads = [threading.Thread(target=busy) for _ in range(4)]
+for thread in threads: thread.start()
+for _ in range(10):
+    pid = os.fork()
+    if pid == 0:
+        task.delay(2)
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+ending.set()
+for thread in threads: thread.join()
+print(len(queue.find('task:t', limit=1000).items) > 14)
+""",
+        FLUXMESH_LOG_LEVEL="error",
+    )
+    assert ended_quietly(done, "True")
+
+
+def test_a_child_that_ends_leaves_the_parents_portal_alone(tmp_path: Path) -> None:
+    """Closing what it inherited would unregister the parent's sockets from their common poll set."""
+    done = program(
+        tmp_path,
+        """
+def child():
+    task.delay(1)
+task.delay(0)
+for _ in range(3):
+    process = multiprocessing.get_context('fork').Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert task.delay(2).status == 'PENDING'
+async def main():
+    await asyncio.gather(*(task.enqueue(3) for _ in range(20)))
+asyncio.run(main())
+print(queue.counts().total)
+""",
+    )
+    assert ended_quietly(done, "27")
+
+
+def test_a_program_that_never_closes_ends_quietly(tmp_path: Path) -> None:
+    assert ended_quietly(program(tmp_path, "print(task.delay(1).status)\n"), "PENDING")
+
+
+def test_a_program_ends_while_a_thread_waits_for_a_result(tmp_path: Path) -> None:
+    done = program(
+        tmp_path,
+        """
+job = task.delay(1)
+began = threading.Event()
+def wait():
+    began.set()
+    try:
+        job.result()
+    except Exception:
+        pass
+threading.Thread(target=wait, daemon=True).start()
+began.wait()
+print('over')
+""",
+    )
+    assert ended_quietly(done, "over")
+
+
+def test_a_call_after_the_end_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    done = program(
+        tmp_path,
+        """
+def late():
+    try:
+        task.delay(2)
+    except Exception as error:
+        print(type(error).__name__)
+atexit.register(late)
+task.delay(1)
+atexit.register(lambda: print(task.delay(3).status))
+""",
+    )
+    # Exit handlers run last in, first out: the second was registered after the portal's own.
+    assert ended_quietly(done, "PENDING StorageUnreachable")
+
+
+def test_an_interrupt_ends_a_blocking_wait(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "from fluxmesh import Queue\n"
+        "job = Queue(db_path='jobs.db').submit('t')\n"
+        "print('waiting', flush=True)\n"
+        "job.result()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=BOUND_S)
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert stderr.rstrip().endswith("KeyboardInterrupt")
