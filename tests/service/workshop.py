@@ -159,7 +159,7 @@ class Workshop:
         """The job once this is true of its record. For what only the record tells: it is read again and
         again, and never waited for a fixed time."""
         async with asyncio.timeout(limit_s):
-            while not holds(job := await self.job(job_id)):
+            while not holds(job := await self.job(job_id)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return job
 

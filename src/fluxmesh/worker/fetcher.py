@@ -97,8 +97,13 @@ class Fetcher(Service):
     def give_back(self, run: Run, why: str) -> None:
         """Release a run that was never entered."""
         run.withdrawn = True
-        self._table.forget(run)
+        self.drop(run)
         self._release([run.job], why)
+
+    def drop(self, run: Run) -> None:
+        """Forget a run that was given back already; its slot is free."""
+        self._table.forget(run)
+        self.look()
 
     def look(self) -> None:
         """There may be work now."""

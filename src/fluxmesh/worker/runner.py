@@ -39,7 +39,8 @@ _log = get_logger("worker")
 class Runner:
     """Starts runs and sees them to their ends. Everything here is called on the loop.
 
-    `deliver` takes the end of a run, `give_back` a run that was never entered and shall be released.
+    `deliver` takes the end of a run, `give_back` a run that was never entered and shall be released, `drop`
+    one that the beat thread has released.
     `on_overdue` hears of a body that cannot be stopped.
     """
 
@@ -56,6 +57,7 @@ class Runner:
         progress: ProgressSender,
         deliver: Callable[[Run, Settle], None],
         give_back: Callable[[Run, str], None],
+        drop: Callable[[Run], None],
         on_overdue: Callable[[], None],
         rng: random.Random,
         observer: Observer | None,
@@ -69,6 +71,7 @@ class Runner:
         self._progress = progress
         self._deliver = deliver
         self._give_back = give_back
+        self._drop = drop
         self._on_overdue = on_overdue
         self._rng = rng
         self._observer = observer
@@ -142,8 +145,8 @@ class Runner:
         self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]
     ) -> None:
         if not self._table.enter(run):
-            if run.withdrawn:
-                self._table.forget(run)
+            if run.withdrawn and run.seated:
+                self._drop(run)
             return
         if not self._lease.holds():
             self._give_back(run, "lease lapsed")

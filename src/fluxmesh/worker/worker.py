@@ -189,6 +189,7 @@ class Worker:
             progress=self._progress,
             deliver=self._fetcher.deliver,
             give_back=self._fetcher.give_back,
+            drop=self._fetcher.drop,
             on_overdue=self._on_overdue,
             rng=self._rng,
             observer=self._observer,
@@ -239,6 +240,7 @@ class Worker:
             self._begin_close(WorkerEnd.STOPPED, 0.0)
 
     def _on_overdue(self) -> None:
+        self._fetcher.look()  # its slot is free
         if len(self._table.stuck()) > STUCK_PER_SLOT * self._config.concurrency:
             self._begin_close(WorkerEnd.RETIRED, self._config.grace_s)
         elif self._retire_timer is None:
