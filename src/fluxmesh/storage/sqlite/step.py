@@ -274,8 +274,8 @@ class Step:
         if not self._due:
             return
         first = min(self._due)
-        found = self.one("step.first_due")
-        if found is not None and found[0] is not None and first[0] <= found[0]:
+        stored = [at for at in self.one("claim.due") or () if at is not None]
+        if not stored or first[0] <= min(stored):
             self.ready(*first[1:])
 
     def _waiting(self) -> Iterator[tuple[int, str | None, Me]]:

@@ -23,9 +23,6 @@ select epoch, bell from <worker> where waiting = 1 and fenced = 0 and dead_how i
 -- :name woken
 update <worker> set waiting = 0 where epoch = ?
 
--- :name first_due
-select min(pos) from <job> where place = 0 and lane in ('0', '1', '2', '3')
-
 -- :name lanes_of
 select queue, tier, ref from <lane> where kind = ? and ref = ? and n > 0
 -- :name open_key
