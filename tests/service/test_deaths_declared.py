@@ -118,6 +118,7 @@ def test_a_killed_childs_jobs_are_ready_again_within_a_fraction_of_a_second(
             assert await scene.counters(job_id) == (Status.PENDING, 0, 1, 0)
         tell()
         assert await run == 0
+        assert len(scene.tap.found("death declared")) == 1
 
     play(scenario)
 

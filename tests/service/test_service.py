@@ -110,15 +110,23 @@ def test_an_expected_outage_is_logged_without_a_stack() -> None:
     asyncio.run(scenario())
 
 
-def test_a_wake_does_not_cut_the_pause_after_a_failure() -> None:
+@pytest.mark.parametrize("when", ["during the round", "during the pause"])
+def test_a_wake_does_not_cut_the_pause_after_a_failure(when: str) -> None:
+    class Woken(Counting):
+        async def run_once(self) -> float | None:
+            if when == "during the round":
+                self.wake()
+            return await super().run_once()
+
     async def scenario() -> None:
         with tapped() as tap:
-            service = Counting(failing=1_000)
+            service = Woken(failing=1_000)
             await service.start()
             pause_s = (await tap.until("service round failed"))["pause_s"]
             loop = asyncio.get_running_loop()
             began = loop.time()
-            service.wake()
+            if when == "during the pause":
+                service.wake()
             await service.reached(2)
             assert loop.time() - began >= pause_s * 0.8
             await service.stop()

@@ -23,7 +23,7 @@ from fluxmesh.worker.supervisor import HURRY_KILL_S, KILL_SLACK_S, Supervisor
 from tests.service.log_tap import LogTap, tapped
 
 CHILD = Path(__file__).with_name("child.py")
-ROOT = CHILD.parents[2]
+PATHS = os.pathsep.join((str(CHILD.parents[2]), str(CHILD.parents[2] / "src")))
 GRACE_S = 0.2
 
 
@@ -41,7 +41,7 @@ class Scene:
 
     def spec(self, worker_id: str, *steps: str) -> ChildSpec:
         argv = (sys.executable, str(CHILD), str(self.journal), *steps)
-        return ChildSpec(worker_id, argv, {**os.environ, "PYTHONPATH": str(ROOT)})
+        return ChildSpec(worker_id, argv, {**os.environ, "PYTHONPATH": PATHS})
 
     def path(self, name: str) -> str:
         return str(self._folder / name)
@@ -311,7 +311,7 @@ def supervised(journal: Path, *steps: str) -> tuple[subprocess.Popen[str], int]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert supervisor.stderr is not None
     for line in supervisor.stderr:

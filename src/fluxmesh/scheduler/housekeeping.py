@@ -7,6 +7,7 @@ some seconds, and its jobs shall not wait for that.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import random
@@ -25,11 +26,20 @@ from fluxmesh.job import JobError, JobOptions, Outcome
 from fluxmesh.outcome import MAX_DELAY_S, End, decide
 from fluxmesh.service import Service
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import OnDeath, Orphan, OrphansAnswer, Reap, Retention, Settled
+from fluxmesh.storage.values import (
+    PROCESS_GONE,
+    OnDeath,
+    Orphan,
+    OrphansAnswer,
+    Reap,
+    Retention,
+    Settled,
+)
 from fluxmesh.task import TaskRegistry, policy_for
 
 STOPPED: Final = "stopped"  # how a process ended that its operator stopped: nothing is charged
-WATCH_S: Final = 0.5  # longest time between two looks for orphans
+WATCH_S: Final = 0.4  # longest time between two looks for orphans
+PATIENCE_S: Final = 0.1  # for a dead process's own supervisor, which knows what killed it, to say so
 LEAD_PERIODS: Final = 3  # the key outlives so many reap periods
 PRUNE_EVERY_S: Final = 5.0
 ORPHANS_BATCH: Final = 100
@@ -119,7 +129,7 @@ class Housekeeper(Service):
             self.leading = await self._storage.lead(self._holder, LEAD_PERIODS * self._settings.reap_s)
             self._lead_again_s = now_s + self._settings.reap_s * 0.9  # a round a little early still counts
         next_due_s = await self._promote() if self.leading else None
-        await self.reap_orphans()
+        await self.reap_orphans(patience_s=PATIENCE_S)
         if self.leading and now_s >= self._prune_again_s:
             await self._prune(now_s)
         if self._on_time_s is None:
@@ -127,14 +137,19 @@ class Housekeeper(Service):
         rest_s = self._on_time_s if next_due_s is None else max(next_due_s, SHORTEST_REST_S)
         return min(rest_s, self.interval_s)
 
-    async def reap_orphans(self) -> int:
-        """Take back the jobs of owners that are dead now. The number of jobs."""
+    async def reap_orphans(self, *, patience_s: float = 0.0) -> int:
+        """Take back the jobs of owners that are dead now. The number of jobs. With patience, one that died
+        of a cause nobody has named yet is looked at once more after that time."""
         reaped = 0
         for _ in range(ROUNDS_MAX):
             answer = await self._storage.orphans(ORPHANS_BATCH)
             self._note_arming(answer)
             if not answer.jobs:
                 break
+            if patience_s and any(job.how == PROCESS_GONE for job in answer.jobs):
+                await asyncio.sleep(patience_s)
+                patience_s = 0.0
+                continue
             items = [decide_orphan(job, self._settings, self._rng, self._registry) for job in answer.jobs]
             settled = await self._storage.reap(items)
             done = [job for job, what in zip(answer.jobs, settled, strict=True) if what is Settled.APPLIED]

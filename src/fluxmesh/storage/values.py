@@ -14,6 +14,8 @@ from fluxmesh.outcome import Counters, Transition
 PARK_CAP: Final = 1_000
 MAX_HOPS: Final = 2
 HELD_TAKEABLE_AFTER_S: Final = 0.1
+# How an owner died when storage found out by itself; `declare_dead` of one who knows better replaces it.
+PROCESS_GONE: Final = "its process is gone"
 
 
 class WorkerRef(Struct, frozen=True, gc=False):

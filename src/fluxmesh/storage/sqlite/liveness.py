@@ -13,6 +13,7 @@ from fluxmesh.storage.sqlite import moves, place
 from fluxmesh.storage.sqlite.locks import is_freed
 from fluxmesh.storage.sqlite.step import Step, encode_struct
 from fluxmesh.storage.values import (
+    PROCESS_GONE,
     BeatAnswer,
     Ground,
     OnDeath,
@@ -145,7 +146,7 @@ def declare_dead(step: Step, worker: WorkerRef, how: str) -> bool:
     if how == LEFT and step.one("liveness.owns", str(worker.epoch)) is None:
         step.run("liveness.drop_worker", worker.epoch)
         return True
-    step.run("liveness.declare", how, worker.epoch)
+    step.run("liveness.declare", how, worker.epoch, PROCESS_GONE)
     return True
 
 
@@ -153,7 +154,7 @@ def _look_for_freed_locks(step: Step) -> None:
     own = None if step.shared.lock is None else step.shared.lock.name
     for epoch, lock in step.all("liveness.locks"):
         if lock != own and is_freed(step.shared.locks_folder, lock):
-            step.run("liveness.declare", "its process is gone", epoch)
+            step.run("liveness.declare", PROCESS_GONE, epoch, PROCESS_GONE)
 
 
 def _dead_owners(step: Step, *, armed: bool) -> dict[int, tuple[str, Ground, str]]:

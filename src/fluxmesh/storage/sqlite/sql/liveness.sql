@@ -42,8 +42,9 @@ select coalesce(max(lease_us), 0), coalesce(max(beat_us), 0) from <worker> where
 -- :name restamp
 update <worker> set beat_at_us = ?, boot_id = ? where boot_id <> ? or beat_at_us > ?
 
+-- (how, epoch, the words of a proof that others may better)
 -- :name declare
-update <worker> set dead_how = ?, waiting = 0 where epoch = ? and dead_how is null
+update <worker> set dead_how = ?, waiting = 0 where epoch = ? and (dead_how is null or dead_how = ?)
 -- :name is_there
 select bell, lock from <worker> where epoch = ?
 -- :name owns
