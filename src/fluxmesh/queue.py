@@ -20,7 +20,7 @@ from fluxmesh.config import Settings, load_settings
 from fluxmesh.errors import AppImportFailed, InvalidOption
 from fluxmesh.handle import JobHandle, not_found
 from fluxmesh.ids import new_nonce
-from fluxmesh.job import Job
+from fluxmesh.job import TIERS, Job
 from fluxmesh.portal import Link, run
 from fluxmesh.query import Page, parse_query
 from fluxmesh.storage.registry import open_storage, resolved_url
@@ -47,6 +47,7 @@ from fluxmesh.task import TaskRegistry
 if TYPE_CHECKING:
     from fluxmesh.running import WorkerHandle
     from fluxmesh.storage.base import Storage
+    from fluxmesh.worker.observe import Observer
     from fluxmesh.worker.worker import Worker, WorkerEnd
 
 P = ParamSpec("P")
@@ -254,6 +255,7 @@ class Queue:
         grace_s: float | None,
         worker_id: str | None,
         on_lease_lost: str | None,
+        observer: Observer | None = None,
     ) -> tuple[Callable[[], Worker], str]:
         """Options checked now, so that a mistake is seen where it was made."""
         from fluxmesh.worker.worker import Worker, WorkerConfig
@@ -277,7 +279,7 @@ class Queue:
             queues=names,
             tiers=served,
             concurrency=settings.concurrency,
-            reserve=checked_reserve(reserve or {}, settings.concurrency),
+            reserve=checked_reserve(reserve or {}, settings.concurrency, served),
             grace_s=settings.grace_s,
             on_lease_lost=settings.on_lease_lost,
         )
@@ -287,12 +289,18 @@ class Queue:
             return await open_storage(self.url, settings, create=create, clock=self._clock, inline=inline)
 
         clock = self._clock or system_clock()
-        return (
-            lambda: Worker(
-                open_storage=opened, registry=self.registry, settings=settings, config=config, clock=clock
-            ),
-            name,
-        )
+
+        def make() -> Worker:
+            return Worker(
+                open_storage=opened,
+                registry=self.registry,
+                settings=settings,
+                config=config,
+                clock=clock,
+                observer=observer,
+            )
+
+        return make, name
 
     def __repr__(self) -> str:
         return f"<Queue {self.url} namespace={self.settings.namespace!r}>"
@@ -373,16 +381,15 @@ def default_worker_id() -> str:
     return f"{host[:100] or 'worker'}-{os.getpid()}-{new_nonce()[:4]}"
 
 
-def checked_reserve(reserve: Mapping[int | str, int], concurrency: int) -> dict[int, int]:
-    """Slots kept free, by tier; fewer than there are in all."""
-    slots = {
-        checked_tier(tier): checked_int("reserve", count, 0, concurrency) for tier, count in reserve.items()
-    }
-    if sum(slots.values()) >= concurrency:
-        raise InvalidOption(
-            "reserve", f"{sum(slots.values())} of {concurrency} slots", hint="leave one for the other tiers"
-        )
-    return slots
+def checked_reserve(
+    reserve: Mapping[int | str, int], concurrency: int, tiers: Sequence[int] = TIERS
+) -> dict[int, int]:
+    """Slots kept free, by tier. Raises InvalidOption for a tier that is not served or too many slots."""
+    from fluxmesh.worker import slots
+
+    kept = {checked_tier(tier): count for tier, count in reserve.items()}
+    slots.checked_reserve(kept, concurrency, tiers)
+    return kept
 
 
 def _as_given(settings: Settings) -> dict[str, Any]:

@@ -271,7 +271,7 @@ def test_an_unknown_argument_of_a_queue_is_refused() -> None:
         ({"grace_s": math.nan}, "grace_s: nan"),
         ({"worker_id": "a:b"}, "worker_id: 'a:b' has a brace or a colon"),
         ({"reserve": {"critical": 8}}, "reserve: 8 of 8 slots"),
-        ({"reserve": {"critical": -1}}, "reserve: -1 is out of range"),
+        ({"reserve": {"critical": -1}}, "reserve: -1 is not a number of slots"),
         ({"reserve": {"urgent": 1}}, "'urgent' is not a tier"),
         ({"on_lease_lost": "panic"}, "on_lease_lost: 'panic'"),
     ],
