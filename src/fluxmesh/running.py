@@ -14,12 +14,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from fluxmesh.errors import UsageError, WaitTimeout, WorkerFenced, WorkerRetired
 from fluxmesh.outcome import checked_delay_s
 
 if TYPE_CHECKING:
+    from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import Worker, WorkerEnd
 
 EXIT_BUDGET_S: Final = 1.5
@@ -190,6 +191,7 @@ def run_until_signal(make: Callable[[], Worker]) -> WorkerEnd:
 
 
 async def _until_signal(make: Callable[[], Worker]) -> WorkerEnd:
+    from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import WorkerEnd
 
     worker = make()
@@ -197,15 +199,13 @@ async def _until_signal(make: Callable[[], Worker]) -> WorkerEnd:
     starting = loop.create_task(worker.start())
     stops: list[asyncio.Task[None]] = []
 
-    def on_signal() -> None:
-        if not starting.done():
-            starting.cancel()
-        elif stops:
-            worker.stop_now()
-        else:
+    def stop() -> None:
+        if starting.done():
             stops.append(loop.create_task(worker.stop()))
+        else:
+            starting.cancel()
 
-    with _signals(loop, on_signal):
+    with _handling(StopSignals(stop, worker.stop_now, gap_s=0)):
         try:
             await starting
         except asyncio.CancelledError:
@@ -216,19 +216,18 @@ async def _until_signal(make: Callable[[], Worker]) -> WorkerEnd:
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Iterator[None]:
-    """Only the main thread may handle signals; elsewhere they stay with whoever has them."""
+def _handling(signals: StopSignals) -> Iterator[None]:
+    """Only the main thread may handle signals; elsewhere they stay with whoever has them. Afterwards the
+    program's own handlers are back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[signal.Signals, Any] = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.getsignal(number)
-        loop.add_signal_handler(number, on_signal)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    signals.install()
     try:
         yield
     finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
+        signals.remove()
+        for number, handler in before:
             if handler is not None:
                 signal.signal(number, handler)

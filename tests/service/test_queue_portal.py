@@ -21,6 +21,7 @@ from fluxmesh.errors import OutcomeUnknown
 from fluxmesh.portal import REPEATS, current_portal, run
 
 BOUND_S = 60
+FORKING = "ignore:This process:DeprecationWarning"  # 3.12 warns of a fork amid threads, which is tried here
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def program(directory: Path, body: str, **environ: str) -> subprocess.CompletedP
     )
     (directory / "program.py").write_text(head + body)
     return subprocess.run(
-        [sys.executable, "-W", "error", "program.py"],
+        [sys.executable, "-W", "error", "-W", FORKING, "program.py"],
         cwd=directory,
         env={**os.environ, **environ},
         capture_output=True,
@@ -253,6 +254,35 @@ print(queue.counts().total)
 """,
     )
     assert ended_quietly(done, "27")
+
+
+def test_a_body_may_fork_and_its_child_may_submit(tmp_path: Path) -> None:
+    """The worker's connections are as little the child's as the portal's are."""
+    done = program(
+        tmp_path,
+        """
+@queue.task(name='forks')
+def forks(rounds):
+    for _ in range(rounds):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                task.map([(n,) for n in range(10)])
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+    return rounds
+worker = queue.worker(concurrency=4)
+worker.start()
+jobs = [forks.delay(3) for _ in range(4)]
+print(*[job.result(timeout=60) for job in jobs])
+deadline = [job.result(timeout=60) for job in task.map([(n,) for n in range(50)])]
+worker.stop()
+print(queue.counts().total)
+""",
+    )
+    assert ended_quietly(done, f"3 3 3 3 {4 + 4 * 3 * 10 + 50}")
 
 
 def test_a_program_that_never_closes_ends_quietly(tmp_path: Path) -> None:
