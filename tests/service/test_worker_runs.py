@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from contextlib import closing
 from typing import Any
 
-import apsw
 import pytest
 
 from fluxmesh.context import Context, current_run
@@ -233,7 +231,7 @@ async def test_undecodable_jobs_are_given_up_and_the_rest_of_the_batch_runs(shop
         return value
 
     ids = [await shop.put("echo", value) for value in range(10)]
-    with closing(apsw.Connection(str(shop.path))) as db:
+    with shop.back_door() as db:
         for index, field, blob in (
             (2, "payload", b"\xff\x00\x13\x37"),
             (4, "payload", b"\x92\x91\xa1\xff\x80"),

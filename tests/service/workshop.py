@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import apsw
 
 from fluxmesh.clock import system_clock
 from fluxmesh.config import Settings
@@ -166,6 +170,13 @@ class Workshop:
     async def status(self, job_id: str) -> Status:
         return (await self.job(job_id)).status
 
+    @contextmanager
+    def back_door(self) -> Iterator[apsw.Connection]:
+        """The file by the storage's own driver: a second SQLite library would break the first one's locks."""
+        with closing(apsw.Connection(str(self.path))) as db:
+            db.set_busy_timeout(5_000)
+            yield db
+
     @staticmethod
     def ref(worker: Worker) -> WorkerRef:
         return WorkerRef(worker.worker_id, worker.epoch)
@@ -173,14 +184,12 @@ class Workshop:
 
 def workshop(
     **settings: Any,
-) -> Callable[
-    [Callable[Concatenate[Workshop, P], Coroutine[Any, Any, None]]], Callable[Concatenate[Path, P], None]
-]:
+) -> Callable[[Callable[Concatenate[Workshop, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
     """Make a test of an `async def` whose first parameter, `shop`, is a Workshop of its own."""
 
     def decorate(
         body: Callable[Concatenate[Workshop, P], Coroutine[Any, Any, None]],
-    ) -> Callable[Concatenate[Path, P], None]:
+    ) -> Callable[..., None]:
         async def play(tmp_path: Path, *args: P.args, **kwargs: P.kwargs) -> None:
             async with asyncio.timeout(60), Workshop(tmp_path, **settings) as shop:
                 await body(shop, *args, **kwargs)
@@ -190,8 +199,6 @@ def workshop(
             asyncio.run(play(tmp_path, *args, **kwargs))
 
         # pytest asks for fixtures by the names it finds in the signature.
-        import inspect
-
         own = list(inspect.signature(body).parameters.values())[1:]
         first = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         test.__signature__ = inspect.Signature([first, *own])  # type: ignore[attr-defined]

@@ -34,6 +34,7 @@ from fluxmesh.worker.runs import NEVER, Run, RunTable
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 RELEASE_TRIES: Final = 4
+_TWICE_PAUSE_S: Final = 0.5  # after a claim of a job whose earlier body still runs here
 _UNKNOWN_PAUSE_S: Final = 0.25  # until a beat has put the worker's row back
 _SHORTEST_REST_S: Final = 0.002  # between two looks at what is due about now
 _SHORTEST_TAKE_REST_S: Final = 0.05
@@ -80,6 +81,7 @@ class Fetcher(Service):
         self._hungry = True  # a claim may find something
         self._quiet = False
         self._draining = False
+        self._pause_until = 0.0
         self._wake_at = NEVER
         self._timer: asyncio.TimerHandle | None = None
         self._held_at = NEVER
@@ -169,6 +171,9 @@ class Fetcher(Service):
     def _to_claim(self) -> int:
         if self._draining or self._quiet or not self._lease.holds():
             return 0
+        if self._pause_until and asyncio.get_running_loop().time() < self._pause_until:
+            return 0
+        self._pause_until = 0.0
         return max(0, min(self._slots.free, self._batch))
 
     async def _exchange(self, request: ExchangeRequest) -> ExchangeAnswer | None:
@@ -251,8 +256,12 @@ class Fetcher(Service):
                 twice.append(job)  # its earlier run is still here: never two at once
             else:
                 self._start_job(job, now)
-        if twice or held:
-            self._release([*twice, *held], "running already" if twice else "not asked for")
+        if twice:
+            # Another worker shall have it: this one would only be given it again.
+            self._pause_until = now + _TWICE_PAUSE_S
+            self._look_at(self._pause_until)
+            self._release(twice, "running already")
+        self._release(held, "not asked for")
 
     def _out_of_standing(self, standing: Standing) -> None:
         if standing is Standing.FENCED:
@@ -346,7 +355,7 @@ class Fetcher(Service):
         self._releases.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._log.error("jobs could not be released", error=str(task.exception()))
-        self._announce_idle()
+        self.look()  # storage does not wake a worker for what it gave back itself
 
     # -- the end -----------------------------------------------------------------------------------------
     def _idle(self) -> bool:
