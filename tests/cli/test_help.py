@@ -25,7 +25,8 @@ ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
 # Section 3 of the contract, the commands of this release.
 CONTRACT = [
     "worker --concurrency 8 --queues critical,high,default,low",
-    "worker --queues mail,default --tiers critical,high --app module:queue --id w --processes 2 --reserve critical=1",
+    "worker --queues mail,default --tiers critical,high --app module:queue --id w --processes 2",
+    "worker --reserve critical=1",
     "worker --builtins",
     "worker --no-builtins --grace 2",
     "scheduler --interval 0.2",
@@ -95,7 +96,7 @@ def test_help_of_the_program_names_every_command(tmp_path: Path) -> None:
     assert done.code == 0
     assert done.err == ""
     for name in COMMANDS:
-        assert f"\n  {name}" in done.out
+        assert f"\n    {name} " in done.out
 
 
 def test_the_version_is_told_on_stdout(tmp_path: Path) -> None:
@@ -145,8 +146,12 @@ def test_an_option_nobody_knows_ends_a_command_with_2(tmp_path: Path) -> None:
 
 
 def test_a_command_loads_no_more_than_it_needs() -> None:
-    code = "import sys; from fluxmesh.cli.main import build_parser as b; b(['--version']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    code = (
+        "import sys; from fluxmesh.cli.main import build_parser as b; b(['--version']); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
     loaded = set(done.stdout.split())
     assert "fluxmesh.cli.main" in loaded
     late = {"apsw", "rich", "structlog", "fluxmesh.queue", "fluxmesh.worker.worker", "fluxmesh.cli.jobs"}

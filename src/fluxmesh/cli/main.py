@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from fluxmesh.cli.parser import Parser, common_options, examples, sentence
+from fluxmesh.cli.parser import Parser, add_verbs, common_options, examples, sentence
 from fluxmesh.cli.run import end_by_signal, guarded
 
 # noun -> what it does. The module of a noun has its name; it is imported only when the noun is asked for.
@@ -50,7 +51,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
         parents=[common_options()],
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    nouns = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="noun")
+    nouns = add_verbs(parser)
     asked = set(argv)
     for name, summary in COMMANDS.items():
         if name not in asked:
@@ -70,4 +71,9 @@ def _dispatch(argv: Sequence[str]) -> int:
 def entry(argv: Sequence[str] | None = None) -> int:
     """Run one command; the answer is the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return guarded(lambda: _dispatch(arguments))
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        return guarded(lambda: _dispatch(arguments))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -59,7 +59,8 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> Verbs:
-    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    # A given prog saves argparse from making a help formatter, which loads the whole of rich.
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=parser.prog)
 
 
 def add_verb(verbs: Verbs, name: str, run: Run, summary: str, *lines: str) -> Parser:

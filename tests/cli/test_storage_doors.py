@@ -1,0 +1,174 @@
+"""Every command, the storage it is pointed at (missing, read-only, foreign), and its streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import FLUXMESH, environment, make_database, run, submit
+
+ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
+READS = [
+    ("jobs", "list"),
+    ("jobs", "show", ID),
+    ("jobs", "history", ID),
+    ("dlq", "list"),
+    ("dlq", "groups"),
+    ("queues", "list"),
+    ("workers",),
+]
+ONE_SHOTS = [
+    *READS,
+    ("submit", "--task", "t"),
+    ("submit", "--task", "t", "--wait"),
+    ("jobs", "cancel", ID),
+    ("jobs", "retry", ID),
+    ("jobs", "wait", ID),
+    ("dlq", "replay", "--all"),
+    ("dlq", "discard", "--all"),
+    ("queues", "pause", "q"),
+    ("queues", "resume", "q"),
+]
+
+
+@pytest.mark.parametrize("words", ONE_SHOTS, ids=" ".join)
+def test_a_missing_database_is_4_and_nothing_is_created(words: tuple[str, ...], tmp_path: Path) -> None:
+    for where in ((), ("--url", "sqlite:///named.db")):
+        done = run(*words, *where, cwd=tmp_path)
+        done.refused(
+            4, "there is no database", "fluxmesh.db" if not where else "named.db", "hint: ", "storage: "
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("worker",), ("scheduler",), ("demo",), *ONE_SHOTS[:8]], ids=" ".join)
+def test_memory_is_refused_and_sqlite_named(words: tuple[str, ...], tmp_path: Path) -> None:
+    run(*words, "--url", "memory://", cwd=tmp_path).refused(2, "memory://", "sqlite:///")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost", "jobs.db", "sqlite://", "sqlite:///a.db?x=1", "", "://"]
+)
+def test_a_url_that_means_nothing_is_2(url: str, tmp_path: Path) -> None:
+    for words in (("jobs", "list"), ("worker",)):
+        run(*words, "--url", url, cwd=tmp_path).refused(2, "url", "hint: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("worker",), ("scheduler",)], ids=" ".join)
+def test_a_daemon_cannot_create_a_database_in_a_folder_that_is_not_there(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    run(*words, "--url", "sqlite:///no/where.db", cwd=tmp_path).refused(4, "does not exist")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("jobs", "list"), ("submit", "--task", "t"), ("worker",)], ids=" ".join)
+def test_a_foreign_file_is_refused_and_left_as_it_is(words: tuple[str, ...], tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("these are notes, and no database at all\n" * 100)
+    run(*words, "--url", f"sqlite:///{text}", cwd=tmp_path).refused(4, "notes.txt", "hint: ")
+    assert text.read_text().startswith("these are notes")
+
+    other = tmp_path / "other.db"
+    connection = sqlite3.connect(other)
+    connection.execute("create table mine (x)")
+    connection.commit()
+    connection.close()
+    run(*words, "--url", f"sqlite:///{other}", cwd=tmp_path).refused(4, "another program", "hint: ")
+    run(*words, "--url", f"sqlite:///{tmp_path}", cwd=tmp_path).refused(4, "is a folder", "hint: ")
+
+
+def test_a_read_only_database_takes_no_job(tmp_path: Path) -> None:
+    url = make_database(tmp_path / "jobs.db")
+    (tmp_path / "jobs.db").chmod(0o444)
+    for words in (("submit", "--task", "t"), ("queues", "pause", "q"), ("worker",)):
+        run(*words, "--url", url, cwd=tmp_path, powerless=True).refused(4, "jobs.db", "hint: ")
+
+
+# -- streams -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", READS, ids=" ".join)
+def test_every_read_has_one_json_document_on_stdout(words: tuple[str, ...], url: str, tmp_path: Path) -> None:
+    job_id = submit(url, tmp_path, "t")
+    line = [job_id if word == ID else word for word in words]
+    done = run(*line, "--url", url, "--json", "--log-format", "json", cwd=tmp_path)
+    assert done.code == 0, done
+    assert isinstance(done.document, dict)
+    assert done.out.count("\n") == 1
+    (storage,) = [json.loads(line) for line in done.err.splitlines()]
+    assert storage == {
+        "event": "storage",
+        "level": "info",
+        "logger": "cli",
+        "url": url,
+        "namespace": "fluxmesh",
+    }
+
+
+def test_the_environment_names_the_storage_and_a_flag_beats_it(url: str, tmp_path: Path) -> None:
+    job_id = submit(url, tmp_path, "t")
+    told = run("jobs", "list", cwd=tmp_path, env={"FLUXMESH_URL": url})
+    assert job_id in told.out
+    told = run("jobs", "list", "--url", url, cwd=tmp_path, env={"FLUXMESH_URL": "sqlite:///other.db"})
+    assert job_id in told.out
+
+
+def test_the_default_is_fluxmesh_db_in_the_working_directory(tmp_path: Path) -> None:
+    make_database(tmp_path / "fluxmesh.db")
+    done = run("jobs", "list", cwd=tmp_path)
+    assert done.code == 0
+    assert done.err == f"storage: sqlite:///{tmp_path}/fluxmesh.db (namespace fluxmesh)\n"
+
+
+def test_a_closed_pipe_is_no_error(url: str, tmp_path: Path) -> None:
+    submit(url, tmp_path, "t")
+    for words in (["jobs", "list"], ["jobs", "list", "--json"], ["--help"], ["config", "show"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        line = [*words, "--url", url] if words != ["--help"] else words
+        done = subprocess.run(
+            [*FLUXMESH, *line],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=30,
+        )
+        os.close(writer)
+        assert done.returncode == 0
+        assert b"Traceback" not in done.stderr
+        assert b"Broken" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_told(url: str, tmp_path: Path) -> None:
+    submit(url, tmp_path, "t")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*FLUXMESH, "jobs", "list", "--url", url],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=30,
+        )
+    assert done.returncode == 1
+    assert b"error: the output cannot be written" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_data_is_utf_8_in_a_locale_that_is_not(url: str, tmp_path: Path) -> None:
+    submit(url, tmp_path, "t", "--tags", "größe")
+    poor = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    assert run("jobs", "list", "--url", url, "--json", cwd=tmp_path, env=poor).document["items"][0][
+        "tags"
+    ] == ["größe"]
+    job_id = run("jobs", "list", "--url", url, cwd=tmp_path, env=poor).out.split()[8]
+    assert "gr\\xf6\\xdfe" in run("jobs", "show", job_id, "--url", url, cwd=tmp_path, env=poor).out
