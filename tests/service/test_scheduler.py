@@ -8,12 +8,13 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import apsw
 import pytest
 
 from fluxmesh.clock import SystemClock
 from fluxmesh.config import Settings
 from fluxmesh.errors import StorageMissing
-from fluxmesh.scheduler.runner import run_scheduler
+from fluxmesh.scheduler.runner import FINISH_S, run_scheduler
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import ExchangeRequest, Registration, TaskSpec, WorkerRef
@@ -51,6 +52,22 @@ def test_it_runs_until_a_signal_and_ends_with_0(tmp_path: Path, number: signal.S
         await tap.until("scheduler started")
         os.kill(os.getpid(), number)
         assert await run == 0
+
+    play(scenario)
+
+
+def test_a_second_signal_cuts_the_round_at_hand_short_and_ends_with_1(tmp_path: Path) -> None:
+    async def scenario(tap: LogTap) -> None:
+        await (await opener(tmp_path)(False)).close()
+        blocker = apsw.Connection(str(tmp_path / "test.db"))
+        blocker.execute("begin immediate")  # the first round will wait for this
+        run = scheduler(opener(tmp_path))
+        await tap.until("scheduler started")
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(FINISH_S / 2):
+            assert await run == 1
+        blocker.close()
 
     play(scenario)
 

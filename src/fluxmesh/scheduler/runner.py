@@ -17,6 +17,8 @@ from fluxmesh.worker.signals import StopSignals
 
 DEFAULT_INTERVAL_S: Final = 0.2
 FINISH_S: Final = 5.0  # time for the round at hand after the first signal
+CLOSE_S: Final = 10.0
+HURRIED_CLOSE_S: Final = 0.5  # housekeeping that is cut short is done by the next who comes
 
 _log = get_logger("scheduler")
 
@@ -46,7 +48,7 @@ async def run_scheduler(
         await _finish(housekeeper, hurried)
     finally:
         signals.remove()
-        await storage.close()
+        await _close(storage, HURRIED_CLOSE_S if hurried.is_set() else CLOSE_S)
     _log.info("scheduler stopped")
     return 1 if hurried.is_set() else 0
 
@@ -60,3 +62,11 @@ async def _finish(housekeeper: Housekeeper, hurried: asyncio.Event) -> None:
     if not finishing.done():
         await housekeeper.stop(0.0)
     await finishing
+
+
+async def _close(storage: Storage, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await storage.close()
+    except TimeoutError:
+        _log.warning("storage does not close", after_s=timeout_s)

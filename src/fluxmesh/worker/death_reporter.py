@@ -65,7 +65,7 @@ class DeathReporter(Service):
         return 0.0 if self._pending else None
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Try for `timeout_s` to declare what is still pending, then let go of storage."""
+        """Try for `timeout_s` to declare what is still pending, then let go of storage within the same."""
         await self.stop(timeout_s)
         if self._pending:
             try:
@@ -74,6 +74,10 @@ class DeathReporter(Service):
             except Exception as error:
                 # A freed lock or the end of the lease tells of these deaths too, only later.
                 self._log.warning("deaths not declared", count=len(self._pending), error=str(error))
-        if self._storage is not None:
-            await self._storage.close()
-            self._storage = None
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await storage.close()
+            except TimeoutError:
+                self._log.warning("storage does not close", after_s=timeout_s)
