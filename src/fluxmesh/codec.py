@@ -28,8 +28,19 @@ def _no_extension(code: int, _data: memoryview) -> Any:
     raise msgspec.DecodeError(f"msgpack extension {code}: nothing that JSON can hold")
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_json_sorted = msgspec.json.Encoder(order="sorted").encode
+def _plain_of(value: object) -> object:
+    """A subclass of a scalar (numpy.float64 is one of float) as the scalar it is."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise TypeError(f"a value of type {type(value).__name__} cannot be carried")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain_of).encode
+_json_sorted = msgspec.json.Encoder(enc_hook=_plain_of, order="sorted").encode
 _decode_payload = msgspec.msgpack.Decoder(tuple[list[Any], dict[str, Any]], ext_hook=_no_extension).decode
 _decode_any = msgspec.msgpack.Decoder(ext_hook=_no_extension).decode
 _decode_options = msgspec.msgpack.Decoder(JobOptions).decode
@@ -74,9 +85,11 @@ def _check_scalar(value: object, where: str) -> None:
 _SIMPLE: Final = frozenset({str, bool, type(None)})
 
 
-def _check(root: object, what: str) -> None:
-    """Walk without recursion, so that a value of any depth is refused and not crashed on."""
+def _check(root: object, what: str, limit: int) -> None:
+    """Walk without recursion, so that a value of any depth is refused and not crashed on. No further than
+    `limit` values, each of which takes a byte or more: a small one may hold the same list very many times."""
     stack: list[tuple[object, str, int]] = [(root, what, 1)]
+    room = limit
     while stack:
         value, where, depth = stack.pop()
         if isinstance(value, dict):
@@ -93,6 +106,9 @@ def _check(root: object, what: str) -> None:
             raise PayloadTooLarge(
                 f"{what}: more than {MAX_DEPTH} levels deep", hint="flatten it, or store it and send its key"
             )
+        room -= len(value)
+        if room < 0:
+            raise _too_large(what, f"more than {limit:,} values", limit)
         for key, child in children:
             if type(child) not in _SIMPLE:
                 stack.append((child, f"{where}[{key!r}]" if depth < 4 else where, depth + 1))
@@ -104,10 +120,14 @@ def _encode_bounded(value: object, what: str, limit: int) -> bytes:
     except UnicodeEncodeError as error:
         raise InvalidPayload(f"{what}: text that is not valid Unicode (a lone surrogate)") from error
     if len(blob) > limit:
-        raise PayloadTooLarge(
-            f"{what}: {len(blob):,} bytes, the limit is {limit:,}", hint="store it elsewhere and send its key"
-        )
+        raise _too_large(what, f"{len(blob):,} bytes", limit)
     return blob
+
+
+def _too_large(what: str, size: str, limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"{what}: {size}, the limit is {limit:,} bytes", hint="store it elsewhere and send its key"
+    )
 
 
 def _plain(value: object) -> bool:
@@ -122,9 +142,9 @@ def encode_payload(
     """Arguments as stored. Raises InvalidPayload or PayloadTooLarge and names the argument."""
     for index, value in enumerate(args):
         if not _plain(value):
-            _check(value, f"args[{index}]")
+            _check(value, f"args[{index}]", limit)
     if kwargs:
-        _check(kwargs, "kwargs")
+        _check(kwargs, "kwargs", limit)
     return _encode_bounded((args, kwargs), "the arguments", limit)
 
 
@@ -144,7 +164,7 @@ def payload_hash(task: str, args: Sequence[object], kwargs: dict[str, object]) -
 def encode_result(value: object, *, limit: int = MAX_PAYLOAD_BYTES) -> bytes:
     """A result as stored. Raises InvalidPayload or PayloadTooLarge."""
     if not _plain(value):
-        _check(value, "result")
+        _check(value, "result", limit)
     return _encode_bounded(value, "the result", limit)
 
 
