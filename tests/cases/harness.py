@@ -1,0 +1,259 @@
+"""A case's laboratory: one SQLite file, the tasks of app.py, worker processes, marks, and the judge."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import apsw
+
+from fluxmesh.clock import OFFSETS_ENV, OffsetClock
+from fluxmesh.config import ENV_PREFIX
+from fluxmesh.handle import JobHandle
+from fluxmesh.job import TERMINAL, Attempt, Job, Outcome, Status
+from fluxmesh.queue import Queue
+from fluxmesh.storage.values import WorkerInfo
+from tests.cases.judge import Story, disagreements
+from tests.cases.marks import MARKS_ENV, Mark, MarkFile
+from tests.cases.report import Case
+from tests.cases.workers import ROOT, DirectWorker, Group, WorkerGroup
+
+T = TypeVar("T")
+LEASE_S: Final = 3.0
+BEAT_S: Final = 1.0
+REAP_S: Final = 1.0
+GRACE_S: Final = 2.0
+START_S: Final = 30.0  # for processes to come up on a busy machine; no case measures it
+_LOOK_S: Final = 0.01
+_PAGE: Final = 1_000
+
+
+def wait_until(condition: Callable[[], T], within_s: float, what: str) -> T:
+    """The first answer of `condition` that is true, looked for every 10 ms; AssertionError at the deadline."""
+    deadline = time.monotonic() + within_s
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {within_s:g} s: {what} (last: {answer!r})")
+        time.sleep(_LOOK_S)
+
+
+def together(*parts: Callable[[], Any]) -> None:
+    """Run independent parts side by side; all end before the first failure is raised."""
+    with ThreadPoolExecutor(len(parts)) as pool:
+        runs = [pool.submit(part) for part in parts]
+    for run in runs:
+        run.result()
+
+
+class Lab:
+    """`settings` become FLUXMESH_* of the workers and the settings of the test's own Queue."""
+
+    def __init__(self, folder: Path, *, namespace: str = "fluxmesh", **settings: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.path = folder / "jobs.db"
+        self.settings = {
+            "lease_s": LEASE_S,
+            "beat_s": BEAT_S,
+            "reap_s": REAP_S,
+            "grace_s": GRACE_S,
+            **settings,
+        }
+        self.namespace = namespace
+        self.marks = MarkFile(folder / "marks.jsonl")
+        self.clock_file: Path | None = None
+        self.queue = self.open()
+        self.groups: list[Group] = []
+        self.ids: list[str] = []
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for group in self.groups:
+            group.kill()
+        self.queue.close()
+        if kind is not None:
+            self.tell_logs()
+
+    def tell_logs(self) -> None:
+        for log in sorted(self.folder.glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text('utf-8', 'replace')[-6_000:]}")
+
+    # -- opening -----------------------------------------------------------------------------------
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def open(self, **more: Any) -> Queue:
+        return Queue(self.url, settings={**self.settings, "namespace": self.namespace, **more}, create=True)
+
+    def env(self, **settings: Any) -> dict[str, str]:
+        """The environment of a process of this lab; none of the caller's own settings is in it."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+        chosen = {"url": self.url, "namespace": self.namespace, **self.settings, **settings}
+        ours = {ENV_PREFIX + name.upper(): str(value) for name, value in chosen.items()}
+        ours[MARKS_ENV] = str(self.marks.path)
+        if self.clock_file is not None:
+            ours[OFFSETS_ENV] = str(self.clock_file)
+        return {**kept, **ours, "PYTHONPATH": str(ROOT)}
+
+    def step_clock(self, seconds: float) -> None:
+        """Step the clocks of every process of this lab. Call it once with 0 before they start."""
+        if self.clock_file is None:
+            self.clock_file = self.folder / "clock"
+        shift_us = round(seconds * 1e6)
+        OffsetClock.write(self.clock_file, wall_us=shift_us, boot_us=shift_us)
+
+    # -- workers -----------------------------------------------------------------------------------
+    def launch(self, worker_id: str, *flags: str, concurrency: int = 4, **settings: Any) -> WorkerGroup:
+        """Start `fluxmesh worker`, without waiting for it."""
+        env = self.env(**settings)
+        group = WorkerGroup(worker_id, flags, concurrency=concurrency, env=env, folder=self.folder)
+        self.groups.append(group)
+        return group
+
+    def worker(self, worker_id: str, *flags: str, concurrency: int = 4, **settings: Any) -> WorkerGroup:
+        """Start `fluxmesh worker` and wait until it takes jobs."""
+        group = self.launch(worker_id, *flags, concurrency=concurrency, **settings)
+        self.await_workers(group)
+        return group
+
+    def direct_worker(self, worker_id: str, *, concurrency: int = 4, **settings: Any) -> DirectWorker:
+        """Start a program that calls run_worker() and wait until it takes jobs."""
+        env = self.env(**settings)
+        group = DirectWorker(worker_id, concurrency=concurrency, env=env, folder=self.folder)
+        self.groups.append(group)
+        self.await_workers(group)
+        return group
+
+    def await_workers(self, *groups: WorkerGroup | DirectWorker, processes: int = 1) -> None:
+        for group in groups:
+            wait_until(
+                lambda group=group: len(self.members(group)) >= processes,
+                START_S,
+                f"worker {group.worker_id} is ready",
+            )
+
+    def members(self, group: WorkerGroup | DirectWorker) -> list[WorkerInfo]:
+        """Rows of the workers that are processes of this group and ready."""
+        rows = self.queue.list_workers()
+        return [row for row in rows if row.status == "ready" and _group_of(row.pid) == group.pid]
+
+    # -- jobs --------------------------------------------------------------------------------------
+    def submit(self, task: str, *args: Any, **options: Any) -> JobHandle[Any]:
+        handle = self.queue.submit(task, args, **options)
+        if not handle.deduplicated:
+            self.ids.append(handle.id)
+        return handle
+
+    def submit_many(
+        self, task: str, items: Iterable[tuple[Any, ...]], **options: Any
+    ) -> list[JobHandle[Any]]:
+        handles = self.queue.task_named(task).options(**options).map(list(items))
+        self.ids += [handle.id for handle in handles]
+        return handles
+
+    def records(self) -> list[Job]:
+        """Every stored job, by pages."""
+        found: list[Job] = []
+        cursor: str | None = None
+        while True:
+            page = self.queue.find("", cursor=cursor, limit=_PAGE)
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    def await_ended(self, handles: Iterable[JobHandle[Any]], within_s: float) -> None:
+        """Wait until each of these jobs has ended, however it did."""
+        left = {handle.id for handle in handles}
+
+        def ended() -> bool:
+            for job_id in list(left):
+                if self.queue.get(job_id).record.status in TERMINAL:
+                    left.discard(job_id)
+                else:
+                    return False
+            return True
+
+        wait_until(ended, within_s, f"{len(left)} jobs have ended")
+
+    def await_starts(
+        self, count: int, within_s: float, *, note: str | None = None, job: str | None = None
+    ) -> list[Mark]:
+        """The first `count` starts of bodies, once there are so many."""
+        what = f"{count} bodies have started ({note or job or 'any'})"
+        return wait_until(
+            lambda: len(starts := self.marks.starts(note=note, job=job)) >= count and starts, within_s, what
+        )
+
+    def outcomes(self, handle: JobHandle[Any]) -> list[Outcome]:
+        return [attempt.outcome for attempt in handle.history()]
+
+    # -- judging -----------------------------------------------------------------------------------
+    def stories(self) -> list[Story]:
+        marks: dict[str, list[Mark]] = {}
+        for mark in self.marks.all():
+            marks.setdefault(mark.job, []).append(mark)
+        return [Story(job, self.queue.get(job.id).history(), marks.get(job.id, [])) for job in self.records()]
+
+    def disagreements(self, *, gone: Iterable[str] = ()) -> list[str]:
+        """What records, counters and marks do not agree about. Every job that was accepted must be there,
+        but those `gone` on purpose."""
+        stories = self.stories()
+        lost = set(self.ids) - {story.record.id for story in stories} - set(gone)
+        return [
+            *(f"job {job_id} is lost" for job_id in sorted(lost)),
+            *disagreements(stories, self.queue.counts()),
+        ]
+
+    def close(self, case: Case) -> None:
+        """Write the case's line, and fail if a bound is broken or somebody disagrees."""
+        case.close(self.disagreements())
+
+    # -- the back door -----------------------------------------------------------------------------
+    def direct(self, sql: str, *bindings: Any) -> list[tuple[Any, ...]]:
+        """SQL on the file itself, table names in the form <job>."""
+        text = re.sub(r"<(\w+)>", rf'"{self.namespace}:\1"', sql)
+        # The storage's own driver: a second SQLite library in this process would break its locks.
+        with closing(apsw.Connection(str(self.path))) as db:
+            db.set_busy_timeout(10_000)
+            return list(db.execute(text, bindings))
+
+    def tables(self) -> dict[str, int]:
+        """Rows of every table of the namespace."""
+        prefix = f"{self.namespace}:"
+        names = [name for (name,) in self.direct("select name from sqlite_schema where type = 'table'")]
+        return {
+            name: self.direct(f'select count(*) from "{name}"')[0][0]
+            for name in names
+            if name.startswith(prefix)
+        }
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def crashed(history: list[Attempt]) -> list[Attempt]:
+    return [attempt for attempt in history if attempt.outcome is Outcome.CRASHED]
+
+
+def statuses(records: Iterable[Job]) -> dict[Status, int]:
+    found: dict[Status, int] = {}
+    for record in records:
+        found[record.status] = found.get(record.status, 0) + 1
+    return found

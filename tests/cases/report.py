@@ -1,0 +1,69 @@
+"""What a case has measured: one JSON line a case, from which the table in docs/cases.md is made."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+FULL_ENV: Final = "FLUXMESH_TEST_CASES"  # "full": the cases' own times
+LINES_ENV: Final = "FLUXMESH_TEST_CASE_LINES"  # a file that gets the lines
+LINES: Final[list[str]] = []  # of this session
+
+FULL: Final = os.environ.get(FULL_ENV) == "full"
+
+
+def scaled(seconds: float) -> float:
+    """A case's own time of a job or a wait: as it stands, or a quarter of it."""
+    return seconds if FULL else seconds / 4
+
+
+class Case:
+    """One run of one case: its name, what it was run with, what came out beside what is allowed."""
+
+    def __init__(self, name: str, storage: str, **parameters: Any) -> None:
+        self.name = name
+        self._storage = storage
+        self._parameters = {"times": "full" if FULL else "divided by 4", **parameters}
+        self._measured: dict[str, Any] = {}
+        self._bound: dict[str, str] = {}
+        self._failed: list[str] = []
+
+    def at_most(self, what: str, measured: float, bound: float) -> None:
+        """Note a figure that must not be greater than its bound; judged in `close`."""
+        self._note(what, round(measured, 3), f"<= {bound:g}", holds=measured <= bound)
+
+    def equal(self, what: str, measured: Any, expected: Any) -> None:
+        """Note something that must be just so; judged in `close`."""
+        self._note(what, measured, f"= {expected}", holds=bool(measured == expected))
+
+    def _note(self, what: str, measured: Any, bound: str, *, holds: bool) -> None:
+        if what in self._measured:
+            raise KeyError(f"{what!r} was measured already")
+        self._measured[what] = measured
+        self._bound[what] = bound
+        if not holds:
+            self._failed.append(f"{what}: {measured}, must be {bound}")
+
+    def close(self, found: list[str]) -> None:
+        """Print the line; fail if a figure is out of its bound, or the history checker found something."""
+        failed = [*self._failed, *found]
+        line = json.dumps(
+            {
+                "case": self.name,
+                "storage": self._storage,
+                "parameters": self._parameters,
+                "measured": self._measured,
+                "bound": self._bound,
+                "passed": not failed,
+            },
+            default=str,
+        )
+        LINES.append(line)
+        path = os.environ.get(LINES_ENV)
+        if path:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        print(line)
+        assert not failed, "\n".join([f"{self.name}:", *failed])

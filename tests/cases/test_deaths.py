@@ -1,0 +1,182 @@
+"""Workers that are killed, and bookkeeping that is lost: C01, C05, and how soon a death is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fluxmesh.job import Outcome, Status
+from tests.cases.harness import LEASE_S, REAP_S, Lab, crashed, together, wait_until
+from tests.cases.report import Case, scaled
+
+
+def test_c01_jobs_of_a_worker_killed_in_the_middle_run_elsewhere(lab: Lab) -> None:
+    case = Case("C01", "sqlite", concurrency=4, running=4, queued=20, delayed=5, lease_s=LEASE_S)
+    first = lab.worker("w1", concurrency=4)
+    running = lab.submit_many("nap", [(scaled(5), "running")] * 4)
+    lab.await_starts(4, 10, note="running")
+    queued = lab.submit_many("nap", [(scaled(0.4), "queued")] * 20)
+    delayed = lab.submit_many("nap", [(0.0, "delayed")] * 5, delay=scaled(6))
+    pids = {mark.pid for mark in lab.marks.starts(note="running")}
+    killed_at = time.monotonic()
+    ended = first.kill()
+    case.equal("process_of_the_bodies_is_one", len(pids), 1)
+    case.equal("wtermsig_of_the_bodies_process", ended.get(pids.pop()), signal.SIGKILL)
+    case.equal("wtermsig_of_its_supervisor", ended[first.pid], signal.SIGKILL)
+    lab.worker("w2", concurrency=4)
+    up_at = time.monotonic()
+
+    lab.await_ended([*running, *queued, *delayed], 60)
+    again = [lab.marks.starts(job=handle.id)[1:] for handle in running]
+    bound = LEASE_S + REAP_S + 1
+    case.equal("interrupted_bodies_started_again", [len(starts) for starts in again], [1] * 4)
+    first_again = min(starts[0].at for starts in again) - killed_at
+    last_again = max(starts[0].at for starts in again) - killed_at
+    case.at_most("first_restart_after_kill_s", first_again, bound)
+    case.at_most("last_restart_after_kill_s", last_again, bound)
+    case.at_most("w2_up_after_kill_s", up_at - killed_at, bound - 1)  # else the bound above says little
+    case.equal("crashes_of_the_killed", [h.record.crashes for h in running], [1] * 4)
+    case.equal("crashes_of_the_others", sum(h.record.crashes for h in [*queued, *delayed]), 0)
+    starts = [len(lab.marks.starts(job=handle.id)) for handle in [*queued, *delayed]]
+    case.equal("starts_of_each_other", starts, [1] * 25)
+    case.equal("completed", lab.queue.counts().by_status[Status.COMPLETED], 29)
+    case.equal("attempts_charged", sum(record.attempts for record in lab.records()), 29)
+    lab.close(case)
+
+
+def drop_row(lab: Lab, epoch: int) -> None:
+    lab.direct("delete from <worker> where epoch = ?", epoch)
+
+
+def drop_lease(lab: Lab, epoch: int) -> None:
+    """In this storage the lease of a job is a stamp on its owner's row, and what remains of a claim is when
+    the job was taken. So losing one job's lease record means: no stamp on the row, and on one job none of
+    the claim."""
+    lab.direct("update <worker> set beat_at_us = 0 where epoch = ?", epoch)
+    lab.direct(
+        "update <job> set pos = 0, worker_id = null where rid ="
+        " (select min(rid) from <job> where place = 4 and lane = ?)",
+        str(epoch),
+    )
+
+
+def drop_both(lab: Lab, epoch: int) -> None:
+    drop_lease(lab, epoch)
+    drop_row(lab, epoch)
+
+
+VARIANTS: dict[str, Callable[[Lab, int], None]] = {
+    "worker record": drop_row,
+    "lease record of one job": drop_lease,
+    "both": drop_both,
+}
+
+
+def test_c05_jobs_are_recovered_though_the_bookkeeping_is_lost(tmp_path: Path) -> None:
+    def variant(name: str, lose: Callable[[Lab, int], None]) -> None:
+        with Lab(tmp_path / name.replace(" ", "-"), proof_of_death=False) as lab:
+            case = Case("C05", "sqlite", lost=name, running=3, proof_of_death=False, lease_s=LEASE_S)
+            first = lab.launch("w1")
+            second = lab.launch("w2", "--queues", "other")
+            lab.await_workers(first, second)
+            [member] = lab.members(first)
+            handles = lab.submit_many("nap", [(scaled(5), "running")] * 3)
+            lab.await_starts(3, 10)
+            second.kill()
+            first.kill()
+            killed_at = time.monotonic()
+            lose(lab, member.epoch)
+            third = lab.launch("w3")
+            lab.await_ended(handles, 60)
+            again = [lab.marks.starts(job=handle.id)[1].at - killed_at for handle in handles]
+            case.at_most("last_restart_after_kill_s", max(again), 2 * (LEASE_S + REAP_S) + 2)
+            case.equal("crashes", [handle.record.crashes for handle in handles], [1] * 3)
+            case.equal("survivor_lives", third.running, True)
+            lab.close(case)
+
+    together(*(lambda name=name, lose=lose: variant(name, lose) for name, lose in VARIANTS.items()))
+
+
+def test_c05_a_live_worker_whose_record_is_deleted_registers_again(lab: Lab) -> None:
+    case = Case("C05", "sqlite", lost="record of a live worker", lease_s=LEASE_S)
+    first, second = lab.launch("w1"), lab.launch("w2")
+    lab.await_workers(first, second)
+    handle = lab.submit("nap", 2.5 * LEASE_S, "long")
+    [mark] = lab.await_starts(1, 10)
+    owner = next(row for row in lab.queue.list_workers() if row.pid == mark.pid)
+    drop_row(lab, owner.epoch)
+    dropped_at = time.monotonic()
+    back = wait_until(
+        lambda: [row for row in lab.queue.list_workers() if row.worker_id == owner.worker_id],
+        10,
+        "its row is back",
+    )
+    case.at_most("row_back_after_s", time.monotonic() - dropped_at, 1.0 + 0.5)  # a beat, and the look for it
+    case.equal("epoch", back[0].epoch, owner.epoch)
+    lab.await_ended([handle], 30)
+    case.equal("starts", len(lab.marks.starts()), 1)
+    case.equal("crashes", handle.record.crashes, 0)
+    lab.close(case)
+
+
+def killed_beside_an_idle_one(folder: Path, *, proof: bool, lease_s: float, bound_s: float) -> None:
+    with Lab(folder, lease_s=lease_s, beat_s=lease_s / 3, proof_of_death=proof) as lab:
+        case = Case("death", "sqlite", proof_of_death=proof, lease_s=lease_s, running=4)
+        busy = lab.worker("busy", concurrency=4)
+        handles = lab.submit_many("nap", [(6.0, "running")] * 4)
+        lab.await_starts(4, 10)
+        idle = lab.worker("idle", concurrency=4)
+        marks = lab.await_starts(4, 10)
+        case.equal("processes_of_the_bodies", len({mark.pid for mark in marks}), 1)
+        killed_at = time.monotonic()
+        ended = busy.kill()
+        case.equal("wtermsig", ended.get(marks[0].pid), signal.SIGKILL)
+        lab.await_starts(8, 30)
+        again = [lab.marks.starts(job=handle.id)[1].at - killed_at for handle in handles]
+        case.at_most("last_restart_after_kill_s", max(again), bound_s)
+        lab.await_ended(handles, 30)
+        case.equal("crashes", [handle.record.crashes for handle in handles], [1] * 4)
+        case.equal("idle_one_lives", idle.running, True)
+        lab.close(case)
+
+
+def test_jobs_of_a_killed_worker_start_beside_within_a_second(tmp_path: Path) -> None:
+    killed_beside_an_idle_one(tmp_path, proof=True, lease_s=6.0, bound_s=1.0)
+
+
+def test_without_a_proof_they_start_when_the_lease_has_lapsed(tmp_path: Path) -> None:
+    together(
+        lambda: killed_beside_an_idle_one(tmp_path / "default", proof=False, lease_s=6.0, bound_s=8.0),
+        lambda: killed_beside_an_idle_one(tmp_path / "shortest", proof=False, lease_s=3.0, bound_s=4.5),
+    )
+
+
+def test_the_parent_of_a_killed_process_sees_signal_9_and_says_so(lab: Lab) -> None:
+    """The process that the body names is the one that is killed: once below a supervisor, whose words reach
+    the history, and once as a child of this test."""
+    case = Case("death", "sqlite", killed="the process of the body alone")
+    group = lab.worker("w1")
+    handle = lab.submit("nap", 1.0, "supervised")
+    [mark] = lab.await_starts(1, 10, note="supervised")
+    os.kill(mark.pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    again = lab.await_starts(2, 10, note="supervised")
+    case.at_most("restart_by_the_same_supervisor_s", again[1].at - killed_at, 3.0)
+    lab.await_ended([handle], 20)
+    [attempt] = crashed(handle.history())
+    case.equal("the_history_says", "killed by SIGKILL" in str(attempt.error), True)
+    case.equal("the_supervisor_lives", group.running, True)
+    group.kill()
+
+    direct = lab.direct_worker("w2")
+    other = lab.submit("nap", 1.0, "direct")
+    [mark] = lab.await_starts(1, 10, note="direct")
+    case.equal("body_runs_in_the_tests_child", mark.pid, direct.pid)
+    case.equal("wtermsig", direct.kill(), {mark.pid: int(signal.SIGKILL)})
+    lab.worker("w3")
+    lab.await_ended([other], 20)
+    case.equal("outcomes", lab.outcomes(other), [Outcome.CRASHED, Outcome.COMPLETED])
+    lab.close(case)
