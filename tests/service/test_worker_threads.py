@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import random
 import sys
 import threading
@@ -16,6 +17,7 @@ from fluxmesh.outcome import JobInterrupted, JobTimeout
 from fluxmesh.worker.threads import Interruption, Phase, ThreadCall, ThreadPool
 
 LIMIT_S = 30
+set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 def call_of(function: Callable[..., Any], *args: Any) -> tuple[ThreadCall, asyncio.Future[ThreadCall]]:
@@ -189,4 +191,59 @@ def test_a_body_that_outlives_its_loop_ends_quietly(strays: list[BaseException])
     release.set()
     threads[0].join(LIMIT_S)
     assert not threads[0].is_alive()
+    assert strays == []
+
+
+class Struck(ThreadCall):
+    """Hit by late interruptions inside its own code, one at each of the named steps."""
+
+    def strike_at(self, *steps: str) -> None:
+        self._strikes = list(steps)
+
+    def _strike(self, step: str) -> None:
+        if self.phase is Phase.ENTERED and step in self._strikes:
+            self._strikes.remove(step)
+            set_async_exc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(JobTimeout))
+
+    def _leave(self) -> None:
+        self._strike("leave")
+        super()._leave()
+
+    def _note_late(self, late: BaseException) -> None:
+        self._strike("note")
+        super()._note_late(late)
+
+
+@pytest.mark.parametrize("steps", [(), ("leave",), ("leave", "leave"), ("leave", "note")])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_late_interruption_of_the_pools_own_code_is_swallowed(
+    steps: tuple[str, ...], fails: bool, strays: list[BaseException]
+) -> None:
+    def body() -> str:
+        if fails:
+            raise ValueError("its own")
+        return "done"
+
+    async def scenario() -> None:
+        pool = ThreadPool(asyncio.get_running_loop(), "test")
+        ended: asyncio.Future[ThreadCall] = asyncio.get_running_loop().create_future()
+        call = Struck(body, [], {}, contextvars.copy_context(), ended.set_result)
+        call.strike_at(*steps)
+        pool.submit(call)
+        async with asyncio.timeout(5):
+            await ended
+        assert call._strikes == []  # all have hit
+        assert call.phase is Phase.LEFT
+        if fails:
+            assert isinstance(call.error, ValueError)
+        else:
+            assert (call.error, call.value) == (None, "done")
+        innocent, innocent_ended = call_of(spin, 50)
+        pool.submit(innocent)
+        async with asyncio.timeout(5):
+            await innocent_ended
+        assert (innocent.error, innocent.value) == (None, "done")
+        pool.close()
+
+    asyncio.run(scenario())
     assert strays == []
