@@ -16,8 +16,8 @@ from fluxmesh.scheduler.housekeeping import PATIENCE_S, STOPPED, Housekeeper
 from fluxmesh.storage.values import PROCESS_GONE, OnDeath
 from fluxmesh.testing.contract.harness import Backend
 from fluxmesh.testing.contract.lab import BEAT_S, LEASE_S, Lab, Puppet, scenario
+from tests.contract.test_sqlite import SqliteBackend
 from tests.service.log_tap import LogTap, tapped
-from tests.service.sqlite_backend import SqliteFile
 
 SETTINGS = Settings(lease_s=LEASE_S, result_ttl=100, dead_letter_ttl=1_000)
 REAP_S = SETTINGS.reap_s
@@ -42,7 +42,7 @@ async def rounds(lab: Lab, keeper: Housekeeper, seconds: float, *beating: Puppet
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Backend:
-    return SqliteFile(tmp_path / "test.db")
+    return SqliteBackend(tmp_path)
 
 
 @pytest.fixture
