@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
@@ -207,11 +208,19 @@ class TaskDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Task[..., Any] | AsyncTask[..., Any]:
-        if isinstance(function, BoundTask) or not callable(function):
-            kind = type(function).__name__
-            raise InvalidOption(
-                "task", f"{kind} is not a function", hint="put @queue.task on a function, once"
-            )
+        _must_be_a_function(function)
         definition = define(function, self._name, self._options)
         self._registry.add(definition)
         return defined(self._link, definition)
+
+
+def _must_be_a_function(thing: object) -> None:
+    hint = "put @queue.task on a function"
+    if isinstance(thing, BoundTask):
+        raise InvalidOption("task", f"{thing.name!r} is a task already", hint=f"{hint}, once")
+    if not inspect.isroutine(thing):
+        raise InvalidOption("task", f"{type(thing).__name__} is not a function", hint=hint)
+    if inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing):
+        raise InvalidOption(
+            "task", f"{thing.__name__} is a generator", hint="return a list instead of yielding"
+        )

@@ -64,7 +64,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 NAMES: Final = tuple(Settings.__struct_fields__)
-_BOOLS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 def _unknown(where: str, name: str, known: tuple[str, ...]) -> InvalidOption:
@@ -89,10 +98,14 @@ def _from_file(folder: Path) -> tuple[dict[str, Any], str]:
     own = folder / "fluxmesh.toml"
     project = folder / "pyproject.toml"
     for path in (own, project):
-        if not path.is_file():
+        if not os.path.isfile(path):  # False, too, in a folder that may not be looked into
             continue
         try:
             data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            if path == project:
+                continue
+            raise InvalidOption(path.name, f"cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             if path == project:
                 continue  # not ours to judge; its owner hears of it from other tools
@@ -147,7 +160,9 @@ def settings_with_sources(
             sources[name] = "the arguments"
     settings = Settings()
     for name, value in values.items():
-        settings = msgspec.structs.replace(settings, **{name: _convert(name, _coerced(name, value), sources[name])})
+        settings = msgspec.structs.replace(
+            settings, **{name: _convert(name, _coerced(name, value), sources[name])}
+        )
     return _checked_together(settings), sources
 
 
@@ -163,7 +178,8 @@ def _convert(name: str, value: Any, source: str) -> Any:
 def _checked_together(settings: Settings) -> Settings:
     if settings.beat_every_s > settings.lease_s / 2:
         raise InvalidOption(
-            "beat_s", f"{settings.beat_every_s:g} s is more than half a lease of {settings.lease_s:g} s",
+            "beat_s",
+            f"{settings.beat_every_s:g} s is more than half a lease of {settings.lease_s:g} s",
             hint="leave it out: a third of the lease",
         )
     return settings

@@ -336,17 +336,20 @@ class AsyncQueue:
         return await self._link.use(lambda storage: storage.find(query, cursor=cursor, limit=limit))
 
     async def cancel(self, job_ids: Sequence[str]) -> list[Cancelled]:
-        return await self._link.use(lambda storage: storage.cancel(job_ids))
+        ids = _checked_ids(job_ids)
+        return await self._link.use(lambda storage: storage.cancel(ids))
 
     async def replay(self, job_ids: Sequence[str]) -> list[Done]:
-        return await self._link.use(lambda storage: storage.replay(job_ids))
+        ids = _checked_ids(job_ids)
+        return await self._link.use(lambda storage: storage.replay(ids))
 
     async def discard(self, job_ids: Sequence[str]) -> list[Done]:
-        return await self._link.use(lambda storage: storage.discard(job_ids))
+        ids = _checked_ids(job_ids)
+        return await self._link.use(lambda storage: storage.discard(ids))
 
     async def reprioritise(self, job_ids: Sequence[str], priority: int | str) -> list[Done]:
-        tier = checked_tier(priority)
-        return await self._link.use(lambda storage: storage.reprioritise(job_ids, tier))
+        ids, tier = _checked_ids(job_ids), checked_tier(priority)
+        return await self._link.use(lambda storage: storage.reprioritise(ids, tier))
 
     async def counts(self) -> Counts:
         return await self._link.use(lambda storage: storage.counts())
@@ -390,6 +393,12 @@ def checked_reserve(
     kept = {checked_tier(tier): count for tier, count in reserve.items()}
     slots.checked_reserve(kept, concurrency, tiers)
     return kept
+
+
+def _checked_ids(job_ids: Sequence[str]) -> list[str]:
+    if isinstance(job_ids, str):  # a sequence of characters to Python
+        raise InvalidOption("job_ids", "one text where a list of ids is wanted", hint=f"[{job_ids[:40]!r}]")
+    return list(job_ids)
 
 
 def _as_given(settings: Settings) -> dict[str, Any]:

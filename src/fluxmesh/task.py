@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ForwardRef, get_args
 
 from msgspec import Struct
 
 from fluxmesh.backoff import Backoff
 from fluxmesh.codec import decode_options
 from fluxmesh.config import Settings
+from fluxmesh.context import Context
 from fluxmesh.errors import DuplicateTask, InvalidOption
 from fluxmesh.job import JobOptions
 from fluxmesh.limits import parse_rate
@@ -29,6 +31,7 @@ from fluxmesh.submission import (
 
 TASK_ONLY: Final = frozenset({"rate_limit", "max_concurrent", "on_lease_lost"})
 _PER_JOB: Final = frozenset({"id", "idempotency_key", "run_at"})
+_BETWEEN_NAMES: Final = re.compile(r"[\s|\[\],'\"]+")
 
 
 class TaskDefinition(Struct, frozen=True):
@@ -44,16 +47,21 @@ class TaskDefinition(Struct, frozen=True):
 
 
 def _context_parameter(function: Callable[..., Any]) -> str | None:
-    """The name of the parameter that takes the Context: annotated so, or called `ctx`."""
+    """The name of the parameter that takes the Context: annotated so (`Context | None` too), or called `ctx`
+    without an annotation."""
     for name, parameter in inspect.signature(function).parameters.items():
         note = parameter.annotation
-        if note is not inspect.Parameter.empty and str(getattr(note, "__name__", note)).split(".")[-1].startswith(
-            "Context"
-        ):
-            return name
-        if name == "ctx" and note is inspect.Parameter.empty:
+        if _means_context(note) or (name == "ctx" and note is inspect.Parameter.empty):
             return name
     return None
+
+
+def _means_context(note: Any) -> bool:
+    if isinstance(note, ForwardRef):
+        note = note.__forward_arg__
+    if isinstance(note, str):  # as all annotations are in a module that postpones their evaluation
+        return any(part.split(".")[-1] == "Context" for part in _BETWEEN_NAMES.split(note))
+    return note is Context or any(_means_context(part) for part in get_args(note))
 
 
 def task_name(function: Callable[..., Any]) -> str:
@@ -85,7 +93,9 @@ def define(function: Callable[..., Any], name: str | None, options: Mapping[str,
     if own.get("max_concurrent") is not None:
         checked_int("max_concurrent", own["max_concurrent"], 1, 1_000_000)
     if own.get("on_lease_lost") not in (None, "continue", "cancel"):
-        raise InvalidOption("on_lease_lost", f"{own['on_lease_lost']!r} is unknown", hint="continue or cancel")
+        raise InvalidOption(
+            "on_lease_lost", f"{own['on_lease_lost']!r} is unknown", hint="continue or cancel"
+        )
     spec = TaskSpec(
         full,
         checked_queue(fields["queue"]) if "queue" in fields else None,
@@ -115,7 +125,9 @@ class TaskRegistry:
         known = self._tasks.get(definition.name)
         if known is not None:
             where = f"{known.function.__module__}.{known.function.__qualname__}"
-            raise DuplicateTask(f"task {definition.name!r} is already defined by {where}", hint='give one a name="…"')
+            raise DuplicateTask(
+                f"task {definition.name!r} is already defined by {where}", hint='give one a name="…"'
+            )
         self._tasks[definition.name] = definition
 
     def get(self, name: str) -> TaskDefinition | None:
@@ -153,5 +165,3 @@ def policy_for(job: JobOptions, task: JobOptions | None, settings: Settings) -> 
 def timeout_for(job: JobOptions, task: JobOptions | None, settings: Settings) -> float:
     """Seconds a body of this job may run (soft)."""
     return float(_first(job.timeout_seconds, (task or JobOptions()).timeout_seconds, settings.timeout_s))
-
-

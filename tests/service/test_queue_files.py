@@ -172,3 +172,37 @@ def test_a_full_disk_is_told_and_nothing_accepted_is_lost() -> None:
     assert first.startswith(("StorageUnreachable", "OutcomeUnknown"))
     assert "tasks.db" in first
     assert last == "all kept"
+
+
+UNREADABLE = """
+import os
+from fluxmesh import Queue
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    print(Queue())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file_mode", "folder_mode", "printed"),
+    [
+        (0o000, 0o755, "InvalidOption fluxmesh.toml: cannot be read: Permission denied"),
+        (0o644, 0o000, "<Queue sqlite:///fluxmesh.db namespace='fluxmesh'>"),
+    ],
+)
+def test_settings_that_may_not_be_read(file_mode: int, folder_mode: int, printed: str) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="fluxmesh-unreadable-"))
+    try:
+        (folder / "fluxmesh.toml").write_text("")
+        (folder / "fluxmesh.toml").chmod(file_mode)
+        folder.chmod(folder_mode)
+        done = program(f"import os; os.chdir({str(folder)!r})\n{UNREADABLE}")
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+    assert (done.stderr, done.stdout.strip()) == ("", printed)

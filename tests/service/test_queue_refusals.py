@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,15 +219,51 @@ def test_two_tasks_of_one_name_are_refused(queue: Queue) -> None:
     assert "name=" in caught.value.hint
 
 
-@pytest.mark.parametrize("thing", [7, "text", None])
-def test_only_a_function_becomes_a_task(queue: Queue, thing: Any) -> None:
-    with pytest.raises(InvalidOption, match="is not a function"):
-        queue.task(name="t")(thing)
+def yields() -> Iterator[int]:
+    yield 1
+
+
+async def yields_on_a_loop() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (7, "int is not a function"),
+        ("text", "str is not a function"),
+        (Thing, "type is not a function"),
+        (partial(int, "7"), "partial is not a function"),
+        (yields, "yields is a generator (return a list"),
+        (yields_on_a_loop, "yields_on_a_loop is a generator (return a list"),
+    ],
+)
+def test_only_a_function_becomes_a_task(queue: Queue, thing: Any, message: str) -> None:
+    for decorate in (queue.task, queue.task(name="t")):
+        with pytest.raises(InvalidOption) as caught:
+            decorate(thing)
+        assert message in str(caught.value)
 
 
 def test_a_task_is_decorated_once(queue: Queue, task: AsyncTask[..., Any]) -> None:
-    with pytest.raises(InvalidOption, match=r"AsyncTask is not a function .*once"):
+    with pytest.raises(InvalidOption, match=r"'body' is a task already .*once"):
         queue.task(name="again")(task)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "replay", "discard"])
+def test_one_id_is_no_list_of_ids(queue: Queue, verb: str) -> None:
+    with pytest.raises(InvalidOption, match=r"job_ids: one text .*\['018b'\]"):
+        getattr(queue, verb)("018b")
+    with pytest.raises(InvalidOption, match="job_ids"):
+        queue.reprioritise("018b", "high")
+
+
+def test_a_large_payload_is_warned_of(task: AsyncTask[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    task.delay("x" * (64 << 10))
+    assert "large payload task='body'" in caplog.text
+    caplog.clear()
+    task.delay("x" * (63 << 10))
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
