@@ -28,7 +28,18 @@ Every message says what happened, where, and what to try. `code` is stable and m
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_SHOWN_MOST: Final = 80
+
+
+def shown(value: object) -> str:
+    """A value as it may stand in a message: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of very many digits, or somebody's own __repr__
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN_MOST else f"{text[:_SHOWN_MOST]}…"
 
 
 class FluxMeshError(Exception):

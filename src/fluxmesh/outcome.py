@@ -11,23 +11,30 @@ from __future__ import annotations
 import math
 import random
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeGuard
 
 from msgspec import Struct
 
 from fluxmesh.backoff import Backoff, retry_delay_s
-from fluxmesh.errors import InvalidOption
+from fluxmesh.errors import InvalidOption, shown
 from fluxmesh.job import JobError, Outcome, Status, fingerprint
 
 MAX_DELAY_S: Final = 10 * 366 * 86_400.0  # ten years
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True for a finite int or float. (`math.isfinite` fails for an int that no float can hold.)"""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def checked_delay_s(field: str, seconds: float) -> float:
     """A delay that is a finite number of seconds in 0..MAX_DELAY_S, else InvalidOption."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise InvalidOption(field, f"{seconds!r} is not a number of seconds")
+    if not is_number(seconds):
+        raise InvalidOption(field, f"{shown(seconds)} is not a number of seconds")
     if not 0 <= seconds <= MAX_DELAY_S:
-        raise InvalidOption(field, f"{seconds!r} seconds is out of range", hint="0 s to 10 years")
+        raise InvalidOption(field, f"{shown(seconds)} seconds is out of range", hint="0 s to 10 years")
     return float(seconds)
 
 

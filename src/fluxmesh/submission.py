@@ -8,7 +8,6 @@ call checks its options once and builds its jobs from one template.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -19,10 +18,10 @@ from msgspec import UNSET, Struct, UnsetType
 from fluxmesh import codec
 from fluxmesh.backoff import JITTERS, STRATEGIES
 from fluxmesh.clock import MAX_WALL_US, US
-from fluxmesh.errors import InvalidOption, InvalidPayload
+from fluxmesh.errors import InvalidOption, InvalidPayload, shown
 from fluxmesh.ids import is_job_id, new_job_id
 from fluxmesh.job import TIER_NAMES, TIERS, JobOptions
-from fluxmesh.outcome import checked_delay_s
+from fluxmesh.outcome import checked_delay_s, is_number
 
 DEFAULT_QUEUE: Final = "default"
 MAX_NAME: Final = 200
@@ -148,23 +147,23 @@ def checked_tier(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 3:
         return int(value)
     hint = "0-3, or critical, high, default, low"
-    raise InvalidOption("priority", f"{value!r} is not a tier", hint=hint)
+    raise InvalidOption("priority", f"{shown(value)} is not a tier", hint=hint)
 
 
 def checked_int(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidOption(field, f"{value!r} is not a whole number")
+        raise InvalidOption(field, f"{shown(value)} is not a whole number")
     if not low <= value <= high:
-        raise InvalidOption(field, f"{value!r} is out of range", hint=f"{low} to {high:,}")
+        raise InvalidOption(field, f"{shown(value)} is out of range", hint=f"{low} to {high:,}")
     return value
 
 
 def checked_seconds(field: str, value: object, *, above: float = 0.0, most: float = MAX_TIMEOUT_S) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidOption(field, f"{value!r} is not a number of seconds")
+    if not is_number(value):
+        raise InvalidOption(field, f"{shown(value)} is not a number of seconds")
     if not above < value <= most:
         raise InvalidOption(
-            field, f"{value!r} is out of range", hint=f"more than {above:g}, at most {most:g}"
+            field, f"{shown(value)} is out of range", hint=f"more than {above:g}, at most {most:g}"
         )
     return float(value)
 
@@ -182,17 +181,17 @@ def checked_run_at_us(value: object) -> int:
         if value.tzinfo is None:
             raise InvalidOption("run_at", "the time has no UTC offset", hint=hint)
         value = value.timestamp()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidOption("run_at", f"{value!r} is not a point in time", hint=hint)
+    if not is_number(value):
+        raise InvalidOption("run_at", f"{shown(value)} is not a point in time", hint=hint)
     if not 0 <= value * US < MAX_WALL_US:
-        raise InvalidOption("run_at", f"{value!r} is out of range", hint="before the year 10000")
+        raise InvalidOption("run_at", f"{shown(value)} is out of range", hint="before the year 10000")
     return int(value * US)
 
 
 def _choice(field: str, value: object, choices: Iterable[str]) -> str:
     known = tuple(choices)
     if value not in known:
-        raise InvalidOption(field, f"{value!r} is unknown", hint="one of " + ", ".join(known))
+        raise InvalidOption(field, f"{shown(value)} is unknown", hint="one of " + ", ".join(known))
     return str(value)
 
 
@@ -214,6 +213,8 @@ def _checked_headers(headers: object) -> dict[str, str]:
         checked_name("headers", key)
         if not isinstance(value, str):
             raise InvalidOption("headers", f"the value of {key!r} is not text")
+        if any("\ud800" <= char <= "\udfff" for char in value):
+            raise InvalidOption("headers", f"the value of {key!r} is not valid Unicode (a lone surrogate)")
         size += len(key) + len(value)
     if size > MAX_HEADER_BYTES:
         raise InvalidOption("headers", f"{size:,} characters", hint=f"at most {MAX_HEADER_BYTES:,}")
