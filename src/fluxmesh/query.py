@@ -19,6 +19,7 @@ from msgspec import Struct
 from fluxmesh.clock import US
 from fluxmesh.errors import InvalidOption
 from fluxmesh.job import Status
+from fluxmesh.submission import checked_name
 
 SCAN_CAP: Final = 10_000
 PAGE_MAX: Final = 1_000
@@ -77,6 +78,8 @@ def parse_query(text: str) -> Query:
             parsed = _instant_us(value)
         elif name == "state":
             parsed = _state(value)
+        else:
+            checked_name("q", value)
         if name in found:
             raise InvalidOption("q", f"{name} is given twice", hint="every part must hold, so one would do")
         found[name] = parsed
