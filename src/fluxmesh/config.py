@@ -110,7 +110,10 @@ def _from_file(folder: Path) -> tuple[dict[str, Any], str]:
             if path == project:
                 continue  # not ours to judge; its owner hears of it from other tools
             raise InvalidOption(path.name, f"is not valid TOML: {error}") from None
-        table = data if path == own else data.get("tool", {}).get("fluxmesh", {})
+        tools = data.get("tool")
+        table: object = data if path == own else tools.get("fluxmesh", {}) if isinstance(tools, dict) else {}
+        if not isinstance(table, dict):
+            raise InvalidOption(path.name, "tool.fluxmesh is not a table", hint="[tool.fluxmesh]")
         for name in table:
             if name not in NAMES:
                 raise _unknown(path.name, name, NAMES)
