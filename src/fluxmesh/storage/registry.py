@@ -21,7 +21,10 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
     if url is not None and db_path is not None:
         raise InvalidOption("db_path", "given together with url", hint="give one of them")
     if db_path is not None:
-        return f"sqlite:///{db_path}"
+        name = str(db_path)
+        for sign in "%?#":  # which mean something in a URL, and nothing in a file's name
+            name = name.replace(sign, f"%{ord(sign):02X}")
+        return f"sqlite:///{name}"
     if url is None:
         return f"sqlite:///{DEFAULT_DATABASE}"
     scheme = urlsplit(url).scheme
