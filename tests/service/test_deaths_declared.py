@@ -101,7 +101,7 @@ def tell() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_killed_childs_jobs_are_ready_again_within_a_fraction_of_a_second(
+def test_a_killed_childs_jobs_are_ready_again_within_a_second(
     play: Callable[[Play], None],
 ) -> None:
     async def scenario(scene: Scene) -> None:
@@ -112,7 +112,7 @@ def test_a_killed_childs_jobs_are_ready_again_within_a_fraction_of_a_second(
         os.kill(pid, signal.SIGKILL)
         killed_at = loop.time()
         reaped = await scene.tap.until("jobs reaped", worker="w")
-        assert loop.time() - killed_at < 0.5
+        assert loop.time() - killed_at < 1.0
         assert (reaped["count"], reaped["how"]) == (4, "killed by SIGKILL")
         for job_id in ids:
             assert await scene.counters(job_id) == (Status.PENDING, 0, 1, 0)
