@@ -103,6 +103,7 @@ class WorkerHandle:
         end = await worker.wait()
         await asyncio.gather(*self._stops, return_exceptions=True)
         self._ended.set_result(end)
+        await worker.gone()
 
     def _drain(self, grace: float | None) -> Future[WorkerEnd] | None:
         """Ask for the end; None if there was no start."""
@@ -174,7 +175,14 @@ def run_until_signal(make: Callable[[], Worker]) -> WorkerEnd:
         raise UsageError(
             "run_worker() blocks, and an event loop runs in this thread", hint="use queue.worker(…).aio"
         )
-    end = asyncio.run(_until_signal(make))
+    runner = asyncio.Runner()
+    left_running = 0
+    try:
+        end, left_running = runner.run(_until_signal(make))
+    finally:
+        if not left_running:
+            # Else closing the loop would wait for an async body that swallows its cancellation.
+            runner.close()
     match end.name:
         case "RETIRED":
             raise WorkerRetired(
@@ -190,7 +198,8 @@ def run_until_signal(make: Callable[[], Worker]) -> WorkerEnd:
             return end
 
 
-async def _until_signal(make: Callable[[], Worker]) -> WorkerEnd:
+async def _until_signal(make: Callable[[], Worker]) -> tuple[WorkerEnd, int]:
+    """How the worker ended, and how many bodies it left."""
     from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import WorkerEnd
 
@@ -209,10 +218,10 @@ async def _until_signal(make: Callable[[], Worker]) -> WorkerEnd:
         try:
             await starting
         except asyncio.CancelledError:
-            return WorkerEnd.STOPPED
+            return WorkerEnd.STOPPED, 0
         end = await worker.wait()
         await asyncio.gather(*stops, return_exceptions=True)
-    return end
+    return end, worker.left_running
 
 
 @contextlib.contextmanager

@@ -155,12 +155,17 @@ async def _serve(
     finally:
         signals.remove()
         loop.remove_reader(stdin)
-    return {
+    code = {
         WorkerEnd.STOPPED: EXIT_STOPPED,
         WorkerEnd.HURRIED: EXIT_HURRIED,
         WorkerEnd.RETIRED: EXIT_RETIRED,
         WorkerEnd.FENCED: EXIT_FENCED,
     }[end]
+    if worker.left_running:
+        # The end of the loop would wait for an async body that swallows its cancellation.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

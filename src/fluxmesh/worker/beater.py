@@ -67,6 +67,7 @@ class Beater:
         self._on_report = on_report
         self._on_failure = on_failure
         self._observer = observer
+        self.outlives = False  # the worker has ended, with bodies left that cannot be stopped
         self._opened: asyncio.Future[None] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
         self._own_loop: asyncio.AbstractEventLoop | None = None
@@ -154,10 +155,10 @@ class Beater:
     async def _tick(self, storage: Storage, next_s: float) -> float:
         """One look at the time and the loop. Answers when the next beat is due."""
         assert self._rouse is not None
-        if self._loop.is_closed() and not self._table.bodies():
-            # Bodies may outlive their loop, and are covered as long as they run; then nobody is left.
-            await storage.declare_dead(self._worker, "left")
+        if self._is_alone() and not self._table.on_threads():
+            # Bodies on threads may outlive their loop and are covered as long as they run; now none is left.
             self._stopping = True
+            await storage.declare_dead(self._worker, "left")
             return next_s
         if self._beat_now or self._clock.mono_s() >= next_s:
             self._beat_now = False
@@ -171,6 +172,10 @@ class Beater:
             pass
         self._rouse.clear()
         return next_s
+
+    def _is_alone(self) -> bool:
+        """True: the worker's loop will never hear of anything again."""
+        return self._loop.is_closed() or (self.outlives and not self._loop.is_running())
 
     async def _beat(self, storage: Storage) -> float:
         sent_s = self._clock.mono_s()
@@ -214,7 +219,7 @@ class Beater:
             self._probe_answered = False
             self._probed_s = now_s
             self._tell(self._answer_probe)
-        elif now_s - self._probed_s > LAG_LIMIT_S and not self._loop.is_closed():
+        elif now_s - self._probed_s > LAG_LIMIT_S and not self._is_alone():
             if not self._blocked:
                 self._blocked = True
                 self._blame()

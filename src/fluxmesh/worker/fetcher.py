@@ -34,7 +34,7 @@ from fluxmesh.worker.runs import NEVER, Run, RunTable
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 RELEASE_TRIES: Final = 4
-_TWICE_PAUSE_S: Final = 0.5  # after a claim of a job whose earlier body still runs here
+_DECLINED_PAUSE_S: Final = 0.5
 _UNKNOWN_PAUSE_S: Final = 0.25  # until a beat has put the worker's row back
 _SHORTEST_REST_S: Final = 0.002  # between two looks at what is due about now
 _SHORTEST_TAKE_REST_S: Final = 0.05
@@ -142,6 +142,13 @@ class Fetcher(Service):
     # -- a round ---------------------------------------------------------------------------------------
     async def run_once(self) -> float | None:
         """One exchange, if there is something to settle or a claim may find something."""
+        try:
+            return await self._round_trip()
+        except Exception as error:
+            self._fail(error)  # a defect: ends at hand may be lost, so nothing must go on as if all were well
+            return None
+
+    async def _round_trip(self) -> float | None:
         asked = self._to_claim()
         outbox = self._outbox
         if not outbox and not (asked and self._hungry):
@@ -250,18 +257,25 @@ class Fetcher(Service):
             self._release([*running, *held], why)
             return
         now = asyncio.get_running_loop().time()
-        twice: list[ClaimedJob] = []
         for job in running:
             if job.id in self._table:
-                twice.append(job)  # its earlier run is still here: never two at once
-            else:
+                self._decline(job, "running already", now)  # never two at once
+                continue
+            try:
                 self._start_job(job, now)
-        if twice:
-            # Another worker shall have it: this one would only be given it again.
-            self._pause_until = now + _TWICE_PAUSE_S
-            self._look_at(self._pause_until)
-            self._release(twice, "running already")
+            except Exception:
+                self._log.exception("job could not be started", job_id=job.id, task=job.task)
+                run = self._table.find(job.id, job.token)
+                if run is not None:
+                    self._table.forget(run)
+                self._decline(job, "could not be started", now)
         self._release(held, "not asked for")
+
+    def _decline(self, job: ClaimedJob, why: str, now: float) -> None:
+        """Give a job back and claim nothing for a while: another worker shall have it, not this one again."""
+        self._pause_until = now + _DECLINED_PAUSE_S
+        self._look_at(self._pause_until)
+        self._release([job], why)
 
     def _out_of_standing(self, standing: Standing) -> None:
         if standing is Standing.FENCED:

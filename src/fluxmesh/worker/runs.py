@@ -13,7 +13,7 @@ from fluxmesh.job import JobOptions
 from fluxmesh.outcome import Policy
 from fluxmesh.storage.values import ClaimedJob, Owned
 from fluxmesh.worker.slots import Slots
-from fluxmesh.worker.threads import ThreadCall
+from fluxmesh.worker.threads import Phase, ThreadCall
 
 NEVER: Final = float("inf")
 
@@ -148,6 +148,11 @@ class RunTable:
             for run in list(self.runs.values())
             if not (run.withdrawn or run.lost)
         ]
+
+    def on_threads(self) -> bool:
+        """True while a body runs on a thread, whether or not the loop can hear of its end."""
+        handles = [run.handle for run in list(self.runs.values())]
+        return any(isinstance(handle, ThreadCall) and handle.phase is not Phase.LEFT for handle in handles)
 
     def withdraw_waiting(self) -> list[Owned]:
         """Take back every run whose body was not entered; the loop will not enter them any more."""

@@ -152,13 +152,14 @@ class ThreadPool:
         return self._threads
 
     def submit(self, call: ThreadCall) -> None:
-        """Run it on a free thread, or a new one. The caller bounds how many run at once: its slots."""
-        self._busy += 1
-        if self._busy > self._threads:
-            self._threads += 1
+        """Run it on a free thread, or a new one. The caller bounds how many run at once: its slots.
+        Raises RuntimeError if the system refuses another thread; the call is not run then."""
+        if self._busy >= self._threads:
             self._made += 1
             name = f"{self._name}-{self._made}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._threads += 1
+        self._busy += 1
         self._queue.put(call)
 
     def abandon(self, call: ThreadCall) -> bool:

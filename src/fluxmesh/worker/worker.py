@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
-from fluxmesh.errors import FluxMeshError
+from fluxmesh.errors import FluxMeshError, StorageUnreachable
 from fluxmesh.job import TIERS
 from fluxmesh.obs.log import get_logger
 from fluxmesh.scheduler.housekeeping import Housekeeper
@@ -129,6 +129,12 @@ class Worker:
         """Jobs that occupy a slot now."""
         return self._table.slots.occupied
 
+    @property
+    def left_running(self) -> int:
+        """Bodies that have not ended. After the worker's end: those that nothing can stop but the end of the
+        process; a loop they run on would wait for them for ever."""
+        return len(self._table.bodies())
+
     # -- beginning -----------------------------------------------------------------------------------
     async def start(self) -> None:
         """Open storage, register, begin to beat and to claim. Raises what any of the first three raises."""
@@ -144,7 +150,7 @@ class Worker:
             self._ref = WorkerRef(self.worker_id, epoch)
             self._lease.renewed(sent_s)
             self._make_parts()
-            await self._beater.start(OPEN_S)
+            await self._start_beats()
         except BaseException:
             await self._storage.close()
             raise
@@ -159,6 +165,17 @@ class Worker:
             concurrency=self._config.concurrency,
             tasks=len(self._registry),
         )
+
+    async def _start_beats(self) -> None:
+        try:
+            await self._beater.start(OPEN_S)
+        except BaseException as error:
+            await self._beater.stop(LEAVE_S)
+            await self._storage.declare_dead(self._ref, "left")
+            if isinstance(error, TimeoutError):
+                message = f"the connection for heartbeats did not open in {OPEN_S:g} s"
+                raise StorageUnreachable(message, hint="see `fluxmesh doctor`") from None
+            raise
 
     def _make_parts(self) -> None:
         beat_s = self._settings.beat_every_s
@@ -310,6 +327,12 @@ class Worker:
             raise RuntimeError("the worker was not started")
         return await asyncio.shield(self._end)
 
+    async def gone(self) -> None:
+        """Return once nothing of the ended worker is left: until then its loop must go on, to settle the
+        jobs of bodies that did not stop with it."""
+        if self._lingering is not None:
+            await asyncio.wait((self._lingering,))
+
     def _begin_close(self, end: WorkerEnd, grace_s: float) -> None:
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(end, grace_s), name="fluxmesh-worker-close")
@@ -347,6 +370,7 @@ class Worker:
             await self._within(self._progress.flush_deaths(FLUSH_S), FLUSH_S, HURRIED_FLUSH_S)
         if self._table.bodies():
             # Their jobs stay owned and their lease is renewed for as long as they really run.
+            self._beater.outlives = True
             self._lingering = self._loop.create_task(self._linger(), name="fluxmesh-worker-linger")
         else:
             await self._leave()
