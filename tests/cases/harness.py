@@ -35,7 +35,7 @@ _PAGE: Final = 1_000
 
 
 def wait_until(condition: Callable[[], T], within_s: float, what: str) -> T:
-    """The first answer of `condition` that is true, looked for every 10 ms; AssertionError at the deadline."""
+    """The first answer of `condition` that is true, looked for often; AssertionError at the deadline."""
     deadline = time.monotonic() + within_s
     while True:
         answer = condition()
@@ -55,9 +55,12 @@ def together(*parts: Callable[[], Any]) -> None:
 
 
 class Lab:
-    """`settings` become FLUXMESH_* of the workers and the settings of the test's own Queue."""
+    """`settings` become FLUXMESH_* of the workers and the settings of the test's own Queue. `own_clock`: a
+    clock that `step_clock` steps for all of them at once."""
 
-    def __init__(self, folder: Path, *, namespace: str = "fluxmesh", **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, namespace: str = "fluxmesh", own_clock: bool = False, **settings: Any
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.path = folder / "jobs.db"
@@ -70,7 +73,9 @@ class Lab:
         }
         self.namespace = namespace
         self.marks = MarkFile(folder / "marks.jsonl")
-        self.clock_file: Path | None = None
+        self.clock_file = folder / "clock" if own_clock else None
+        if self.clock_file is not None:
+            self.step_clock(0)
         self.queue = self.open()
         self.groups: list[Group] = []
         self.ids: list[str] = []
@@ -95,7 +100,9 @@ class Lab:
         return f"sqlite:///{self.path}"
 
     def open(self, **more: Any) -> Queue:
-        return Queue(self.url, settings={**self.settings, "namespace": self.namespace, **more}, create=True)
+        clock = None if self.clock_file is None else OffsetClock(self.clock_file)
+        settings = {**self.settings, "namespace": self.namespace, **more}
+        return Queue(self.url, settings=settings, create=True, clock=clock)
 
     def env(self, **settings: Any) -> dict[str, str]:
         """The environment of a process of this lab; none of the caller's own settings is in it."""
@@ -108,9 +115,8 @@ class Lab:
         return {**kept, **ours, "PYTHONPATH": str(ROOT)}
 
     def step_clock(self, seconds: float) -> None:
-        """Step the clocks of every process of this lab. Call it once with 0 before they start."""
-        if self.clock_file is None:
-            self.clock_file = self.folder / "clock"
+        """Step the clocks of this lab, its workers' and its Queue's, to so much beside the machine's."""
+        assert self.clock_file is not None
         shift_us = round(seconds * 1e6)
         OffsetClock.write(self.clock_file, wall_us=shift_us, boot_us=shift_us)
 

@@ -5,6 +5,7 @@ Pure. Answers with every disagreement, in words; none is the verdict that a case
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -80,7 +81,7 @@ def _order(story: Story) -> list[str]:
     found = []
     starts = [mark for mark in story.marks if mark.what == "start"]
     ends = {mark.token: mark for mark in story.marks if mark.what == "end"}
-    for before, after in zip(starts, starts[1:], strict=False):
+    for before, after in itertools.pairwise(starts):
         if after.token <= before.token:
             found.append(f"token {after.token} follows {before.token}")
         ended = ends.get(before.token)

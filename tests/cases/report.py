@@ -14,6 +14,10 @@ LINES: Final[list[str]] = []  # of this session
 FULL: Final = os.environ.get(FULL_ENV) == "full"
 
 
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+
 def scaled(seconds: float) -> float:
     """A case's own time of a job or a wait: as it stands, or a quarter of it."""
     return seconds if FULL else seconds / 4
@@ -58,7 +62,7 @@ class Case:
                 "bound": self._bound,
                 "passed": not failed,
             },
-            default=str,
+            default=_plain,
         )
         LINES.append(line)
         path = os.environ.get(LINES_ENV)

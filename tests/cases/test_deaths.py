@@ -40,8 +40,8 @@ def test_c01_jobs_of_a_worker_killed_in_the_middle_run_elsewhere(lab: Lab) -> No
     case.at_most("w2_up_after_kill_s", up_at - killed_at, bound - 1)  # else the bound above says little
     case.equal("crashes_of_the_killed", [h.record.crashes for h in running], [1] * 4)
     case.equal("crashes_of_the_others", sum(h.record.crashes for h in [*queued, *delayed]), 0)
-    starts = [len(lab.marks.starts(job=handle.id)) for handle in [*queued, *delayed]]
-    case.equal("starts_of_each_other", starts, [1] * 25)
+    starts = {len(lab.marks.starts(job=handle.id)) for handle in [*queued, *delayed]}
+    case.equal("starts_of_each_other", starts, {1})
     case.equal("completed", lab.queue.counts().by_status[Status.COMPLETED], 29)
     case.equal("attempts_charged", sum(record.attempts for record in lab.records()), 29)
     lab.close(case)

@@ -1,0 +1,120 @@
+"""Storage out of reach for long, and clocks that are stepped: nobody dies of it, no body runs twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fluxmesh.errors import StorageUnreachable
+from fluxmesh.handle import JobHandle
+from fluxmesh.job import Outcome
+from tests.cases.harness import Lab, together, wait_until
+from tests.cases.report import FULL, Case
+from tests.cases.workers import WorkerGroup
+
+LEASE_S = 6.0 if FULL else 3.0  # the default lease; the shortest one in the quick form
+BEAT_S = LEASE_S / 3
+REAPED_WITHIN_S = 8.0
+LONG_JOBS = 20
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """The database is locked by another process meanwhile."""
+    program = Path(__file__).with_name("locker.py")
+    with subprocess.Popen(
+        [sys.executable, program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as helper:
+        assert helper.stdin is not None
+        assert helper.stdout is not None
+        try:
+            assert helper.stdout.readline() == "locked\n"
+            yield
+        finally:
+            helper.stdin.close()
+            helper.wait(30)
+
+
+def let_pass(seconds: float) -> None:
+    """Time is what the scenario is about here: nothing can tell when enough of it has passed."""
+    threading.Event().wait(seconds)
+
+
+def two_busy_workers(lab: Lab, job_s: float) -> tuple[WorkerGroup, WorkerGroup, list[JobHandle[str]]]:
+    first, second = lab.launch("w1", concurrency=10), lab.launch("w2", concurrency=12)
+    lab.await_workers(first, second)
+    jobs = lab.submit_many("anap", [(job_s, "long")] * LONG_JOBS)
+    lab.await_starts(LONG_JOBS, 20)
+    return first, second, jobs
+
+
+def kill_and_await_reaping(
+    lab: Lab, case: Case, victim: WorkerGroup, survivor: WorkerGroup, jobs: list[JobHandle[str]]
+) -> None:
+    """Kill one worker; its jobs start on the other within the bound, and all of them end as they should."""
+    case.equal("starts_of_each_body_until_the_kill", _starts(lab, jobs), {1})
+    mine = [row.pid for row in lab.members(victim)]
+    killed = [job for job in jobs if lab.marks.starts(job=job.id)[0].pid in mine]
+    assert killed, "the victim ran some of the jobs"
+    killed_at = time.monotonic()
+    victim.kill()
+    lab.worker("w3", concurrency=LONG_JOBS)
+    wait_until(lambda: _starts(lab, killed) == {2}, 30, "the killed jobs have started again")
+    again = [lab.marks.starts(job=job.id)[1].at - killed_at for job in killed]
+    case.at_most("last_restart_after_kill_s", max(again), REAPED_WITHIN_S)
+    lab.await_ended(jobs, 90)
+    others = [job for job in jobs if job not in killed]
+    case.equal("starts_of_the_others", _starts(lab, others), {1})
+    case.equal("outcomes_of_the_others", {tuple(lab.outcomes(job)) for job in others}, {(Outcome.COMPLETED,)})
+    case.equal("survivor_lives", survivor.running, True)
+    lab.close(case)
+
+
+def _starts(lab: Lab, jobs: list[JobHandle[str]]) -> set[int]:
+    return {len(lab.marks.starts(job=job.id)) for job in jobs}
+
+
+def test_a_database_locked_for_three_leases_makes_no_job_run_twice(tmp_path: Path) -> None:
+    with Lab(tmp_path, lease_s=LEASE_S, beat_s=BEAT_S, proof_of_death=False) as lab:
+        case = Case(
+            "outage", "sqlite", locked_leases=3, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False
+        )
+        first, second, jobs = two_busy_workers(lab, 7 * LEASE_S)
+        refused: list[Exception] = []
+
+        def submit_meanwhile() -> None:
+            try:
+                lab.submit("tick", "meanwhile")
+            except StorageUnreachable as error:
+                refused.append(error)
+
+        with locked(lab.path):
+            caller = threading.Thread(target=submit_meanwhile)
+            caller.start()
+            let_pass(3 * LEASE_S)
+            caller.join(30)
+        case.equal("a_producer_is_told", ["locked" in str(error) for error in refused], [True])
+        case.equal("both_live", (first.running, second.running), (True, True))
+        let_pass(LEASE_S)
+        kill_and_await_reaping(lab, case, first, second, jobs)
+
+
+def test_a_clock_stepped_by_ten_minutes_makes_no_job_run_twice(tmp_path: Path) -> None:
+    def variant(step_s: float) -> None:
+        settings = {"lease_s": LEASE_S, "beat_s": BEAT_S, "proof_of_death": False}
+        with Lab(tmp_path / f"{step_s:+g}", own_clock=True, **settings) as lab:
+            case = Case(
+                "outage", "sqlite", clock_step_s=step_s, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False
+            )
+            first, second, jobs = two_busy_workers(lab, 4 * LEASE_S)
+            lab.step_clock(step_s)
+            let_pass(LEASE_S)
+            case.equal("both_live", (first.running, second.running), (True, True))
+            kill_and_await_reaping(lab, case, first, second, jobs)
+
+    together(lambda: variant(600.0), lambda: variant(-600.0))
