@@ -1,0 +1,32 @@
+"""What can be measured, by name, in the order in which it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from benchmarks.bench import Bench
+from benchmarks.figures import Figure
+from benchmarks.measures import classic, death, depth, speed, waiting
+
+Measure = Callable[[Bench], AsyncIterator[Figure]]
+
+MEASURES: Final[dict[str, Measure]] = {
+    "floor": speed.floor,
+    "drain": speed.drain,
+    "bulk-enqueue": speed.bulk_enqueue,
+    "awaited-enqueue": speed.awaited_enqueue,
+    "delay-enqueue": speed.delay_enqueue,
+    "pick-up": waiting.pick_up,
+    "result": waiting.result,
+    "delayed": waiting.delayed,
+    "idle": waiting.idle,
+    "classic": classic.throughput,
+    "classic-latency": classic.latency,
+    "priority": classic.priority,
+    "reap": death.reap_call,
+    "kill": death.kill_proven,
+    "kill-lapsed": death.kill_lapsed,
+    "depth": depth.flatness,
+}
+FULL_ONLY: Final = frozenset({"depth"})

@@ -1,0 +1,184 @@
+"""How many jobs a second: through the floor, through a worker, into the storage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.bench import Bench, clean_environment
+from benchmarks.crew import output_of, run_module
+from benchmarks.figures import Bound, Figure, rounded, void_reason
+from benchmarks.seen import check_all_completed, span_s
+
+CONCURRENCIES: Final = (8, 256)
+RATES: Final = ("drain", "bulk_enqueue", "awaited_enqueue")
+FLOOR_S: Final = 600.0
+DRAIN: Final = Bound(10_000)
+BULK: Final = Bound(40_000)
+
+
+# -- the floor -----------------------------------------------------------------------------------------
+
+
+async def floor(bench: Bench) -> AsyncIterator[Figure]:
+    """Ours and the referee, one right after the other, so that both see the machine in the same state."""
+    ours: dict[tuple[str, int], list[float]] = defaultdict(list)
+    theirs: dict[tuple[str, int], list[float]] = defaultdict(list)
+    referee_sha256 = None
+    for batch in CONCURRENCIES:
+        for _ in range(bench.repeat):
+            for name, value in _figures(await _run_floor(bench, batch)).items():
+                ours[name, batch].append(value)
+            if bench.referee is not None:
+                told = await _run_floor(bench, batch, bench.referee)
+                referee_sha256 = told.get("sha256")
+                for name, value in _figures(told).items():
+                    theirs[name, batch].append(value)
+    _remember(bench, ours, theirs)
+    for (name, batch), values in ours.items():
+        yield Figure(
+            name=f"floor {name}",
+            unit="us" if name.endswith("_us") else "jobs/s",
+            values=values,
+            parameters={"n": bench.n, "batch": batch},
+            details={"referee": _beside(bench, values, theirs[name, batch], referee_sha256)},
+        )
+
+
+def _figures(told: dict[str, Any]) -> dict[str, float]:
+    return {name: float(told[name]) for name in (*RATES, "round_trip_us")}
+
+
+async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> dict[str, Any]:
+    folder = bench.scratch()
+    arguments = [f"sqlite:{folder / 'floor.db'}", "--n", str(bench.n), "--batch", str(batch)]
+    environment = clean_environment()
+    try:
+        if script is None:
+            out = await run_module(
+                "benchmarks.floor", *arguments, environment=environment, folder=folder, within_s=FLOOR_S
+            )
+        else:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(script),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                cwd=folder,
+            )
+            out = await output_of(process, "the referee", FLOOR_S)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+def _remember(
+    bench: Bench, ours: dict[tuple[str, int], list[float]], theirs: dict[tuple[str, int], list[float]]
+) -> None:
+    """The medians that ratios are taken to, and whether they may be: enqueues know no batch."""
+    for name in RATES:
+        if name == "drain":
+            for batch in CONCURRENCIES:
+                bench.note_floor(f"drain at batch {batch}", ours[name, batch])
+        else:
+            bench.note_floor(name, [value for batch in CONCURRENCIES for value in ours[name, batch]])
+    ratios = {
+        f"{name} at batch {batch}": [a / b for a, b in zip(values, theirs[name, batch], strict=True)]
+        for (name, batch), values in ours.items()
+        if name in RATES and theirs[name, batch]
+    }
+    bench.void = void_reason(ratios)
+
+
+def _beside(bench: Bench, ours: list[float], theirs: list[float], sha256: str | None) -> Any:
+    if not theirs:
+        return bench.referee_note
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return {
+        "values": [rounded(value) for value in theirs],
+        "ours_to_it": [rounded(ratio) for ratio in ratios],
+        "sha256": sha256,
+    }
+
+
+# -- through a worker ----------------------------------------------------------------------------------
+
+
+async def drain(bench: Bench) -> AsyncIterator[Figure]:
+    """Jobs that wait when the worker starts; from its first claim to its last settle, by storage stamps."""
+    for concurrency in CONCURRENCIES:
+        rates = []
+        for _ in range(bench.repeat):
+            async with bench.site() as site:
+                await site.submit(bench.n)
+                async with site.worker(concurrency=concurrency, ready=False) as worker:
+                    await site.until_completed(bench.n, worker)
+                seen = await site.read()
+            check_all_completed(seen, range(bench.n))
+            rates.append(bench.n / span_s(seen))
+        yield Figure(
+            name="drain",
+            unit="jobs/s",
+            values=rates,
+            parameters={"n": bench.n, "concurrency": concurrency, "workers": 1},
+            bound=DRAIN,
+            floor=bench.floor("drain", concurrency),
+            details={"checked": f"{bench.n:,} results and histories, each repetition, by another process"},
+        )
+
+
+# -- into the storage ----------------------------------------------------------------------------------
+
+
+async def bulk_enqueue(bench: Bench) -> AsyncIterator[Figure]:
+    """`task.map` of all jobs in one call."""
+    rates = []
+    for _ in range(bench.repeat):
+        async with bench.site() as site:
+            rates.append(await site.submit(bench.n))
+            await site.check_stored(bench.n)
+    yield Figure(
+        name="bulk enqueue",
+        unit="jobs/s",
+        values=rates,
+        parameters={"n": bench.n, "by": "task.map"},
+        bound=BULK,
+        floor=bench.floor("bulk_enqueue"),
+    )
+
+
+async def awaited_enqueue(bench: Bench) -> AsyncIterator[Figure]:
+    """`await task.enqueue(…)`, one after the other."""
+    yield await _singles(bench, "awaited enqueue", "awaited", "await task.enqueue")
+
+
+async def delay_enqueue(bench: Bench) -> AsyncIterator[Figure]:
+    """`task.delay(…)`, one after the other."""
+    yield await _singles(bench, "delay enqueue", "delay", "task.delay")
+
+
+async def _singles(bench: Bench, name: str, mode: str, by: str) -> Figure:
+    count = 500 if bench.quick else 4_000
+    rates = []
+    for _ in range(bench.repeat):
+        async with bench.site() as site:
+            told = await site.produce(mode, "--count", count)
+            await site.check_stored(count)
+            rates.append(count / float(told["seconds"]))
+    return Figure(
+        name=name,
+        unit="jobs/s",
+        values=rates,
+        parameters={"n": count, "by": by},
+        floor=bench.floor("awaited_enqueue"),
+    )

@@ -1,0 +1,172 @@
+"""Measure FluxMesh on this machine: one JSON line a figure, on stdout and in a file.
+
+    python -m benchmarks.run_benchmark
+    python -m benchmarks.run_benchmark --only floor,drain --repeat 5
+    python -m benchmarks.run_benchmark --quick
+
+README.md tells how to read the lines. Exit code 0 if every measurement gave its figures, 1 if one was
+refused because jobs were lost or results wrong, 2 for a mistake on the command line. A bound that is not
+met is told and does not change the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import floor
+from benchmarks.bench import Bench
+from benchmarks.figures import ROOT, CheckFailed, Run, line, machine, refused_line, revision, summary
+from benchmarks.measures import FULL_ONLY, MEASURES
+from fluxmesh.config import ENV_PREFIX
+from fluxmesh.errors import FluxMeshError
+
+REFEREE_ENV: Final = "FLUXMESH_TEST_REFEREE"
+RESULTS: Final = ROOT / "benchmarks" / "results"
+MANY: Final = 50_000
+FEW: Final = 5_000
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    description = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run_benchmark", description=description)
+    parser.add_argument("--storage", choices=("sqlite",), default="sqlite", help="what is measured (sqlite)")
+    parser.add_argument("--n", type=_count, metavar="N", help=f"jobs of the throughput figures ({MANY})")
+    parser.add_argument("--repeat", type=_count, metavar="N", help="repetitions of each (3)")
+    parser.add_argument("--only", metavar="NAME,…", help="only these: " + ", ".join(MEASURES))
+    parser.add_argument("--quick", action="store_true", help=f"{FEW} jobs, once: to see that it works")
+    parser.add_argument("--full", action="store_true", help="also what takes minutes: depth")
+    parser.add_argument(
+        "--referee", type=Path, metavar="FILE", help=f"the referee of the floor ({REFEREE_ENV})"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where lines go too (benchmarks/results/…)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="where databases are put (temporary)")
+    options = parser.parse_args(argv)
+    options.chosen = _chosen(parser, options)
+    if options.folder is not None and not options.folder.is_dir():
+        parser.error(f"--folder: {options.folder} is not a folder")
+    if options.referee is not None and not options.referee.is_file():
+        parser.error(f"--referee: there is no file {options.referee}")
+    return options
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1,000,000")
+    return int(text)
+
+
+def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
+    if options.only is None:
+        return [name for name in MEASURES if options.full or name not in FULL_ONLY]
+    names = [name.strip() for name in options.only.split(",") if name.strip()]
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown or not names:
+        parser.error(f"--only: unknown {', '.join(unknown) or 'nothing'}; known: {', '.join(MEASURES)}")
+    return [name for name in MEASURES if name in names]
+
+
+class Lines:
+    """Where lines go: stdout and the file, each as soon as it is known."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+        self.refused = 0
+
+    def write(self, told: dict[str, Any]) -> None:
+        text = json.dumps(told, ensure_ascii=False)
+        print(text, flush=True)
+        self._file.write(text + "\n")
+        self._file.flush()
+        self.refused += "refused" in told
+        say(summary(told))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+async def measure(bench: Bench, run: Run, names: Sequence[str], lines: Lines) -> None:
+    for name in names:
+        load = os.getloadavg()[0]
+        try:
+            # All figures of a measurement, or none: a later check may spoil the earlier ones.
+            figures = [figure async for figure in MEASURES[name](bench)]
+        except (CheckFailed, FluxMeshError) as error:
+            lines.write(refused_line(name, str(error), run, load=load))
+            continue
+        for figure in figures:
+            lines.write(line(figure, run, load=load, void=bench.void))
+        if name == "floor" and bench.void is not None:
+            say(bench.void)
+
+
+def referee_of(options: argparse.Namespace) -> tuple[Path | None, str | None]:
+    """Its path; or why there is none, which the lines tell."""
+    if options.referee is not None:
+        return options.referee.resolve(), None
+    named = os.environ.get(REFEREE_ENV)
+    if not named:
+        return None, f"not compared: neither --referee nor {REFEREE_ENV} names it"
+    if not Path(named).is_file():
+        return None, f"not compared: {REFEREE_ENV} names no file"
+    return Path(named).resolve(), None
+
+
+def _end_by_signal(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    signal.signal(signal.SIGTERM, _end_by_signal)
+    referee, note = referee_of(options)
+    ignored = [name for name in os.environ if name.startswith(ENV_PREFIX) and name != REFEREE_ENV]
+    if ignored:
+        say(f"defaults are what is measured; left aside: {', '.join(sorted(ignored))}")
+    began = datetime.now(UTC)
+    folder = Path(tempfile.mkdtemp(prefix="fluxmesh-bench-", dir=options.folder))
+    bench = Bench(
+        folder=folder,
+        n=options.n or (FEW if options.quick else MANY),
+        repeat=options.repeat or (1 if options.quick else 3),
+        quick=options.quick,
+        full=options.full,
+        referee=referee,
+        referee_note=note,
+    )
+    run = Run(
+        storage=options.storage,
+        started_at=began.isoformat(timespec="seconds"),
+        revision=revision(),
+        machine=machine(folder),
+        configuration=bench.configuration,
+        floor_sha256=floor.checksum(),
+    )
+    lines = Lines(options.out or RESULTS / f"{began:%Y-%m-%dT%H%M%SZ}.jsonl")
+    try:
+        asyncio.run(measure(bench, run, options.chosen, lines))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        lines.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if lines.refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
