@@ -80,6 +80,17 @@ class TestWakeUps:
         assert await is_woken(able, lab.put)
 
     @scenario
+    async def test_a_worker_that_claims_no_more_is_not_the_one_that_is_woken(self, lab: Lab) -> None:
+        draining = await idle_worker(lab, "draining")
+        quiet = await idle_worker(lab, "quiet")
+        await draining.beat(status="draining")
+        await lab.storage.command("quiet", "quiet")
+        ready = await idle_worker(lab, "ready")
+        assert await is_woken(ready, lab.put)
+        for asleep in (draining, quiet):
+            assert not await asleep.storage.wait_for_work(asleep.ref, SHORT_S)
+
+    @scenario
     async def test_a_delayed_job_that_becomes_the_earliest_wakes(self, lab: Lab) -> None:
         await lab.put(delay=60)
         worker = await idle_worker(lab)

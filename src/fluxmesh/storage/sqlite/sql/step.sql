@@ -19,7 +19,9 @@ insert into <lane> (lane, queue, tier, kind, ref, n) values (?, ?, ?, ?, ?, ?)
 
 -- Workers that wait for work, whoever waited longest first is not tracked: any will do.
 -- :name waiting
-select epoch, bell from <worker> where waiting = 1 and fenced = 0 and dead_how is null
+-- One that drains, retires or was told to be quiet would sleep through its ring.
+select epoch, bell from <worker> where waiting = 1 and fenced = 0 and dead_how is null and status = 'ready'
+  and command is null
 -- :name woken
 update <worker> set waiting = 0 where epoch = ?
 
