@@ -30,11 +30,12 @@ SINGLES: Final = 4_000
 TRIPS: Final = 2_000
 OWNER: Final = "w"
 
+# No column is "not null": an update of many rows that a constraint may stop opens a journal of its own each
+# time, which costs more than taking a small batch does.
 SCHEMA: Final = """
 create table item (
-  id text primary key, state integer not null, tier integer not null, arrival integer not null,
-  body blob not null, token integer not null default 0, owner text, answer blob,
-  made integer not null, begun integer, ended integer
+  id text primary key, state integer, tier integer, arrival integer, body blob, token integer default 0,
+  owner text, answer blob, made integer, begun integer, ended integer
 ) without rowid;
 create index item_ready on item (tier, arrival) where state = 0
 """

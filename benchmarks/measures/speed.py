@@ -27,19 +27,20 @@ BULK: Final = Bound(40_000)
 
 
 async def floor(bench: Bench) -> AsyncIterator[Figure]:
-    """Ours and the referee, one right after the other, so that both see the machine in the same state."""
+    """Ours and the referee in turns, so that both see the machine in the same states."""
     ours: dict[tuple[str, int], list[float]] = defaultdict(list)
     theirs: dict[tuple[str, int], list[float]] = defaultdict(list)
     referee_sha256 = None
     for batch in CONCURRENCIES:
-        for _ in range(bench.repeat):
-            for name, value in _figures(await _run_floor(bench, batch)).items():
-                ours[name, batch].append(value)
-            if bench.referee is not None:
-                told = await _run_floor(bench, batch, bench.referee)
-                referee_sha256 = told.get("sha256")
-                for name, value in _figures(told).items():
-                    theirs[name, batch].append(value)
+        for turn in range(bench.repeat):
+            both = [(ours, None), (theirs, bench.referee)] if bench.referee else [(ours, None)]
+            # Who goes second meets a warmer machine.
+            for figures, script in both if turn % 2 == 0 else both[::-1]:
+                told = await _run_floor(bench, batch, script)
+                if script is not None:
+                    referee_sha256 = told.get("sha256")
+                for name in (*RATES, "round_trip_us"):
+                    figures[name, batch].append(float(told[name]))
     _remember(bench, ours, theirs)
     for (name, batch), values in ours.items():
         yield Figure(
@@ -49,10 +50,6 @@ async def floor(bench: Bench) -> AsyncIterator[Figure]:
             parameters={"n": bench.n, "batch": batch},
             details={"referee": _beside(bench, values, theirs[name, batch], referee_sha256)},
         )
-
-
-def _figures(told: dict[str, Any]) -> dict[str, float]:
-    return {name: float(told[name]) for name in (*RATES, "round_trip_us")}
 
 
 async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> dict[str, Any]:
@@ -85,18 +82,19 @@ async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> di
 def _remember(
     bench: Bench, ours: dict[tuple[str, int], list[float]], theirs: dict[tuple[str, int], list[float]]
 ) -> None:
-    """The medians that ratios are taken to, and whether they may be: enqueues know no batch."""
-    for name in RATES:
-        if name == "drain":
-            for batch in CONCURRENCIES:
-                bench.note_floor(f"drain at batch {batch}", ours[name, batch])
-        else:
-            bench.note_floor(name, [value for batch in CONCURRENCIES for value in ours[name, batch]])
-    ratios = {
-        f"{name} at batch {batch}": [a / b for a, b in zip(values, theirs[name, batch], strict=True)]
-        for (name, batch), values in ours.items()
-        if name in RATES and theirs[name, batch]
-    }
+    """The medians that ratios are taken to, and whether they may be."""
+    ratios = {}
+    for name, batches in (
+        *((f"drain at batch {batch}", (batch,)) for batch in CONCURRENCIES),
+        ("bulk_enqueue", CONCURRENCIES),  # an enqueue knows no batch
+        ("awaited_enqueue", CONCURRENCIES),
+    ):
+        rate = name.partition(" ")[0]
+        own = [value for batch in batches for value in ours[rate, batch]]
+        other = [value for batch in batches for value in theirs[rate, batch]]
+        bench.note_floor(name, own)
+        if other:
+            ratios[name] = [a / b for a, b in zip(own, other, strict=True)]
     bench.void = void_reason(ratios)
 
 
