@@ -116,6 +116,24 @@ def watch(seconds: float, note: str = "", ctx: Context = None) -> str:
     return note
 
 
+@queue.task(name="until")
+async def until(path: str, note: str = "", ctx: Context = None) -> str:
+    """Goes on until the case makes a file, and not for ever."""
+    with run_marked(ctx, note):
+        limit = time.monotonic() + 120
+        while not os.path.exists(path):  # noqa: ASYNC240 - a look at one name
+            if time.monotonic() > limit:
+                raise TimeoutError(path)
+            await asyncio.sleep(0.01)
+    return note
+
+
+@queue.task(name="order")
+async def order(amount: int, cur: str, ctx: Context = None) -> dict[str, Any]:
+    with run_marked(ctx, cur):
+        return {"amount": amount, "cur": cur}
+
+
 # -- bodies that do not want to end (C16) ----------------------------------------------------------------
 @queue.task(name="spin")
 def spin(note: str = "", ctx: Context = None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases.beside import _running, part_beside  # noqa: F401 - fixtures
 from tests.cases.harness import Lab
 from tests.cases.report import LINES
 from tests.cases.workers import adopt_orphans

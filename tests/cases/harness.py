@@ -169,6 +169,11 @@ class Lab:
         self.ids += [handle.id for handle in handles]
         return handles
 
+    def submit_held(self, count: int, note: str, **options: Any) -> tuple[list[JobHandle[Any]], Path]:
+        """Jobs whose bodies go on until the file that comes with them is made."""
+        door = self.folder / f"{note} may end"
+        return self.submit_many("until", [(str(door), note)] * count, **options), door
+
     def records(self) -> list[Job]:
         """Every stored job, by pages."""
         found: list[Job] = []
@@ -202,6 +207,10 @@ class Lab:
         return wait_until(
             lambda: len(starts := self.marks.starts(note=note, job=job)) >= count and starts, within_s, what
         )
+
+    def now(self, handle: JobHandle[Any]) -> Job:
+        """The stored record as it is now."""
+        return self.queue.get(handle.id).record
 
     def outcomes(self, handle: JobHandle[Any]) -> list[Outcome]:
         return [attempt.outcome for attempt in handle.history()]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fluxmesh.job import Outcome, Status
+from tests.cases.beside import beside
 from tests.cases.harness import LEASE_S, REAP_S, Lab, crashed, together, wait_until
 from tests.cases.report import Case, scaled
 
@@ -38,8 +39,8 @@ def test_c01_jobs_of_a_worker_killed_in_the_middle_run_elsewhere(lab: Lab) -> No
     case.at_most("first_restart_after_kill_s", first_again, bound)
     case.at_most("last_restart_after_kill_s", last_again, bound)
     case.at_most("w2_up_after_kill_s", up_at - killed_at, bound - 1)  # else the bound above says little
-    case.equal("crashes_of_the_killed", [h.record.crashes for h in running], [1] * 4)
-    case.equal("crashes_of_the_others", sum(h.record.crashes for h in [*queued, *delayed]), 0)
+    case.equal("crashes_of_the_killed", [lab.now(h).crashes for h in running], [1] * 4)
+    case.equal("crashes_of_the_others", sum(lab.now(h).crashes for h in [*queued, *delayed]), 0)
     starts = {len(lab.marks.starts(job=handle.id)) for handle in [*queued, *delayed]}
     case.equal("starts_of_each_other", starts, {1})
     case.equal("completed", lab.queue.counts().by_status[Status.COMPLETED], 29)
@@ -75,32 +76,38 @@ VARIANTS: dict[str, Callable[[Lab, int], None]] = {
 }
 
 
-def test_c05_jobs_are_recovered_though_the_bookkeeping_is_lost(tmp_path: Path) -> None:
+@beside
+def test_c05_jobs_are_recovered_though_the_bookkeeping_is_lost(folder: Path) -> None:
     def variant(name: str, lose: Callable[[Lab, int], None]) -> None:
-        with Lab(tmp_path / name.replace(" ", "-"), proof_of_death=False) as lab:
+        with Lab(folder / name.replace(" ", "-"), proof_of_death=False) as lab:
             case = Case("C05", "sqlite", lost=name, running=3, proof_of_death=False, lease_s=LEASE_S)
-            first = lab.launch("w1")
-            second = lab.launch("w2", "--queues", "other")
-            lab.await_workers(first, second)
+            first = lab.worker("w1")
             [member] = lab.members(first)
-            handles = lab.submit_many("nap", [(scaled(5), "running")] * 3)
+            handles, door = lab.submit_held(3, "running")
             lab.await_starts(3, 10)
-            second.kill()
+            second = lab.worker("w2")
             first.kill()
             killed_at = time.monotonic()
             lose(lab, member.epoch)
-            third = lab.launch("w3")
-            lab.await_ended(handles, 60)
+            lab.await_starts(6, 30)
             again = [lab.marks.starts(job=handle.id)[1].at - killed_at for handle in handles]
             case.at_most("last_restart_after_kill_s", max(again), 2 * (LEASE_S + REAP_S) + 2)
-            case.equal("crashes", [handle.record.crashes for handle in handles], [1] * 3)
-            case.equal("survivor_lives", third.running, True)
+            door.touch()
+            lab.await_ended(handles, 20)
+            case.equal("crashes", [lab.now(handle).crashes for handle in handles], [1] * 3)
+            case.equal("survivor_lives", second.running, True)
             lab.close(case)
 
     together(*(lambda name=name, lose=lose: variant(name, lose) for name, lose in VARIANTS.items()))
 
 
-def test_c05_a_live_worker_whose_record_is_deleted_registers_again(lab: Lab) -> None:
+@beside
+def test_c05_a_live_worker_whose_record_is_deleted_registers_again(folder: Path) -> None:
+    with Lab(folder) as lab:
+        deleted_while_it_lives(lab)
+
+
+def deleted_while_it_lives(lab: Lab) -> None:
     case = Case("C05", "sqlite", lost="record of a live worker", lease_s=LEASE_S)
     first, second = lab.launch("w1"), lab.launch("w2")
     lab.await_workers(first, second)
@@ -118,7 +125,7 @@ def test_c05_a_live_worker_whose_record_is_deleted_registers_again(lab: Lab) -> 
     case.equal("epoch", back[0].epoch, owner.epoch)
     lab.await_ended([handle], 30)
     case.equal("starts", len(lab.marks.starts()), 1)
-    case.equal("crashes", handle.record.crashes, 0)
+    case.equal("crashes", lab.now(handle).crashes, 0)
     lab.close(case)
 
 
@@ -126,7 +133,7 @@ def killed_beside_an_idle_one(folder: Path, *, proof: bool, lease_s: float, boun
     with Lab(folder, lease_s=lease_s, beat_s=lease_s / 3, proof_of_death=proof) as lab:
         case = Case("death", "sqlite", proof_of_death=proof, lease_s=lease_s, running=4)
         busy = lab.worker("busy", concurrency=4)
-        handles = lab.submit_many("nap", [(6.0, "running")] * 4)
+        handles, door = lab.submit_held(4, "running")
         lab.await_starts(4, 10)
         idle = lab.worker("idle", concurrency=4)
         marks = lab.await_starts(4, 10)
@@ -137,8 +144,9 @@ def killed_beside_an_idle_one(folder: Path, *, proof: bool, lease_s: float, boun
         lab.await_starts(8, 30)
         again = [lab.marks.starts(job=handle.id)[1].at - killed_at for handle in handles]
         case.at_most("last_restart_after_kill_s", max(again), bound_s)
-        lab.await_ended(handles, 30)
-        case.equal("crashes", [handle.record.crashes for handle in handles], [1] * 4)
+        door.touch()
+        lab.await_ended(handles, 20)
+        case.equal("crashes", [lab.now(handle).crashes for handle in handles], [1] * 4)
         case.equal("idle_one_lives", idle.running, True)
         lab.close(case)
 
@@ -147,11 +155,14 @@ def test_jobs_of_a_killed_worker_start_beside_within_a_second(tmp_path: Path) ->
     killed_beside_an_idle_one(tmp_path, proof=True, lease_s=6.0, bound_s=1.0)
 
 
-def test_without_a_proof_they_start_when_the_lease_has_lapsed(tmp_path: Path) -> None:
-    together(
-        lambda: killed_beside_an_idle_one(tmp_path / "default", proof=False, lease_s=6.0, bound_s=8.0),
-        lambda: killed_beside_an_idle_one(tmp_path / "shortest", proof=False, lease_s=3.0, bound_s=4.5),
-    )
+@beside
+def test_without_a_proof_they_start_when_the_default_lease_has_lapsed(folder: Path) -> None:
+    killed_beside_an_idle_one(folder, proof=False, lease_s=6.0, bound_s=8.0)
+
+
+@beside
+def test_without_a_proof_they_start_when_the_shortest_lease_has_lapsed(folder: Path) -> None:
+    killed_beside_an_idle_one(folder, proof=False, lease_s=3.0, bound_s=4.5)
 
 
 def test_the_parent_of_a_killed_process_sees_signal_9_and_says_so(lab: Lab) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from fluxmesh.errors import StorageUnreachable
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome
-from tests.cases.harness import Lab, together, wait_until
+from tests.cases.beside import beside
+from tests.cases.harness import Lab, wait_until
 from tests.cases.report import FULL, Case
 from tests.cases.workers import WorkerGroup
 
@@ -79,8 +80,9 @@ def _starts(lab: Lab, jobs: list[JobHandle[str]]) -> set[int]:
     return {len(lab.marks.starts(job=job.id)) for job in jobs}
 
 
-def test_a_database_locked_for_three_leases_makes_no_job_run_twice(tmp_path: Path) -> None:
-    with Lab(tmp_path, lease_s=LEASE_S, beat_s=BEAT_S, proof_of_death=False) as lab:
+@beside
+def test_a_database_locked_for_three_leases_makes_no_job_run_twice(folder: Path) -> None:
+    with Lab(folder, lease_s=LEASE_S, beat_s=BEAT_S, proof_of_death=False) as lab:
         case = Case(
             "outage", "sqlite", locked_leases=3, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False
         )
@@ -104,17 +106,24 @@ def test_a_database_locked_for_three_leases_makes_no_job_run_twice(tmp_path: Pat
         kill_and_await_reaping(lab, case, first, second, jobs)
 
 
-def test_a_clock_stepped_by_ten_minutes_makes_no_job_run_twice(tmp_path: Path) -> None:
-    def variant(step_s: float) -> None:
-        settings = {"lease_s": LEASE_S, "beat_s": BEAT_S, "proof_of_death": False}
-        with Lab(tmp_path / f"{step_s:+g}", own_clock=True, **settings) as lab:
-            case = Case(
-                "outage", "sqlite", clock_step_s=step_s, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False
-            )
-            first, second, jobs = two_busy_workers(lab, 4 * LEASE_S)
-            lab.step_clock(step_s)
-            let_pass(LEASE_S)
-            case.equal("both_live", (first.running, second.running), (True, True))
-            kill_and_await_reaping(lab, case, first, second, jobs)
+def stepped(folder: Path, step_s: float) -> None:
+    settings = {"lease_s": LEASE_S, "beat_s": BEAT_S, "proof_of_death": False}
+    with Lab(folder, own_clock=True, **settings) as lab:
+        case = Case(
+            "outage", "sqlite", clock_step_s=step_s, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False
+        )
+        first, second, jobs = two_busy_workers(lab, 4 * LEASE_S)
+        lab.step_clock(step_s)
+        let_pass(LEASE_S)
+        case.equal("both_live", (first.running, second.running), (True, True))
+        kill_and_await_reaping(lab, case, first, second, jobs)
 
-    together(lambda: variant(600.0), lambda: variant(-600.0))
+
+@beside
+def test_a_clock_stepped_ahead_by_ten_minutes_makes_no_job_run_twice(folder: Path) -> None:
+    stepped(folder, 600.0)
+
+
+@beside
+def test_a_clock_set_back_by_ten_minutes_makes_no_job_run_twice(folder: Path) -> None:
+    stepped(folder, -600.0)

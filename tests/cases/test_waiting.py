@@ -166,5 +166,5 @@ def test_c14_an_urgent_job_overtakes_the_backlog(lab: Lab) -> None:
     ]
     case.equal("order", order, expected)
     case.equal("outcomes_of_the_retried", lab.outcomes(retried), [Outcome.FAILED, Outcome.COMPLETED])
-    case.equal("priority_of_one_that_set_none", {job.record.priority for job in unset}, {2})
+    case.equal("priority_of_one_that_set_none", {lab.now(job).priority for job in unset}, {2})
     lab.close(case)

@@ -1,0 +1,174 @@
+"""SIGTERM during a deploy: C17. Cancelling in awkward moments: C18.
+
+A worker without a mesh holds no buffered jobs; the part of C17 about them comes with the mesh.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fluxmesh.handle import JobHandle
+from fluxmesh.job import Outcome, Status
+from fluxmesh.storage.values import Cancelled
+from tests.cases.beside import beside
+from tests.cases.harness import GRACE_S, Lab, wait_until
+from tests.cases.report import Case, scaled
+from tests.cases.workers import WorkerGroup
+
+LONG_S = scaled(30)
+
+
+class Deploy:
+    """W1 runs a long job and a short one that just started; then W2 is up, idle."""
+
+    def __init__(self, lab: Lab, long_task: str) -> None:
+        self.lab = lab
+        self.door = lab.folder / "short-may-end"
+        self.first = lab.worker("w1", concurrency=3)
+        self.long = lab.submit(long_task, LONG_S, "long", max_retries=0)
+        self.short = lab.submit("until", str(self.door), "short", max_retries=0)
+        lab.await_starts(1, 10, note="long")
+        lab.await_starts(1, 10, note="short")
+        self.second = lab.worker("w2", concurrency=4)
+
+    def submit_more(self) -> list[JobHandle[str]]:
+        return self.lab.submit_many("tick", [("after the signal",)] * 8, max_retries=0)
+
+    def started_here(self, note: str, group: WorkerGroup) -> int:
+        pids = {row.pid for row in self.lab.queue.list_workers() if row.worker_id == group.worker_id}
+        return sum(mark.pid in pids for mark in self.lab.marks.starts(note=note))
+
+    def check_the_long_one(self, case: Case, exited_at: float) -> None:
+        """Started anew elsewhere, with nothing charged but an interruption."""
+        starts = self.lab.await_starts(2, 10, note="long")
+        case.at_most("long_restart_after_exit_s", starts[1].at - exited_at, 2.0)
+        case.equal("attempt_numbers_of_the_long_one", [mark.attempt for mark in starts], [1, 1])
+        self.lab.await_ended([self.long], LONG_S + 20)
+        case.equal(
+            "outcomes_of_the_long_one",
+            self.lab.outcomes(self.long),
+            [Outcome.INTERRUPTED, Outcome.COMPLETED],
+        )
+        record = self.lab.now(self.long)
+        case.equal("charged", (record.attempts, record.interruptions, record.crashes), (1, 1, 0))
+
+
+def drained(folder: Path, long_task: str) -> None:
+    with Lab(folder) as lab:
+        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, long_s=LONG_S, signals=1)
+        deploy = Deploy(lab, long_task)
+        told_at = time.monotonic()
+        deploy.first.tell()
+        wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
+        after = deploy.submit_more()
+        submitted_at = time.monotonic()
+        deploy.door.touch()
+        code = deploy.first.wait(30)
+        exited_at = time.monotonic()
+        case.at_most("exit_after_signal_s", exited_at - told_at, GRACE_S + 2)
+        case.equal("exit_code", code, 0)
+        lab.await_ended([deploy.short, *after], 20)
+        case.equal("outcomes_of_the_short_one", lab.outcomes(deploy.short), [Outcome.COMPLETED])
+        case.equal("claims_after_the_signal", deploy.started_here("after the signal", deploy.first), 0)
+        last = max(mark.at for mark in lab.marks.starts(note="after the signal"))
+        case.at_most("others_start_elsewhere_within_s", last - submitted_at, 1.0)
+        deploy.check_the_long_one(case, exited_at)
+        case.equal("processes_left", deploy.first.kill(), {})
+        lab.close(case)
+
+
+def hurried(folder: Path, long_task: str) -> None:
+    with Lab(folder) as lab:
+        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, long_s=LONG_S, signals=2)
+        deploy = Deploy(lab, long_task)
+        deploy.first.tell()
+        wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
+        told_at = time.monotonic()
+        deploy.first.tell()
+        code = deploy.first.wait(30)
+        exited_at = time.monotonic()
+        case.at_most("exit_after_second_signal_s", exited_at - told_at, 1.0)
+        case.equal("exit_code", code, 1)
+        deploy.door.touch()
+        deploy.check_the_long_one(case, exited_at)
+        lab.await_ended([deploy.short], 20)
+        case.equal(
+            "outcomes_of_the_short_one",
+            lab.outcomes(deploy.short),
+            [Outcome.INTERRUPTED, Outcome.COMPLETED],
+        )
+        case.equal("processes_left", deploy.first.kill(), {})
+        lab.close(case)
+
+
+def _status(lab: Lab, worker_id: str) -> str | None:
+    return next((row.status for row in lab.queue.list_workers() if row.worker_id == worker_id), None)
+
+
+@beside
+def test_c17_a_worker_that_is_told_to_stop_drains(folder: Path) -> None:
+    drained(folder, "anap")
+
+
+@beside
+def test_c17_a_body_that_cannot_be_stopped_is_handed_back_by_the_end_of_its_process(folder: Path) -> None:
+    drained(folder, "nap")
+
+
+@beside
+def test_c17_a_second_signal_ends_it_within_a_second(folder: Path) -> None:
+    hurried(folder, "anap")
+
+
+@beside
+def test_c17_a_second_signal_ends_a_body_that_cannot_be_stopped(folder: Path) -> None:
+    hurried(folder, "nap")
+
+
+# -- C18 -------------------------------------------------------------------------------------------------
+STOPS_WITHIN_S = 2.0
+
+
+@beside
+def test_c18_a_job_may_be_cancelled_in_every_state(folder: Path) -> None:
+    with Lab(folder) as lab:
+        case = Case("C18", "sqlite", variants="a b c d f g")
+        queued = lab.submit("tick", "queued")
+        delayed = lab.submit("tick", "delayed", delay=1.5)
+        case.equal("queued", (queued.cancel(), queued.status), (Cancelled.CANCELLED, Status.CANCELLED))
+        case.equal("delayed", (delayed.cancel(), delayed.status), (Cancelled.CANCELLED, Status.CANCELLED))
+        due_at = time.monotonic() + 1.5
+        group = lab.worker("w1", concurrency=4)
+
+        for name, task in (("async", "anap"), ("polling thread", "watch"), ("thread", "doze")):
+            running = lab.submit(task, 600.0, name)
+            lab.await_starts(1, 10, note=name)
+            asked_at = time.monotonic()
+            case.equal(f"{name}_answer", running.cancel(), Cancelled.REQUESTED)
+            lab.await_ended([running], 20)
+            case.at_most(f"{name}_cancelled_after_s", time.monotonic() - asked_at, STOPS_WITHIN_S)
+            case.equal(f"{name}_status", running.status, Status.CANCELLED)
+            case.equal(f"{name}_outcomes", lab.outcomes(running), [Outcome.CANCELLED])
+
+        finished = lab.submit("tick", "finished")
+        lab.await_ended([finished], 10)
+        before = lab.now(finished)
+        answers = [finished.cancel(), finished.cancel()]
+        case.equal("finished_answers", answers, [Cancelled.ENDED] * 2)
+        case.equal("finished_is_unchanged", lab.now(finished) == before, True)
+
+        # The worker goes on after all of it, past the instant when the delayed one would have been due.
+        wait_until(lambda: time.monotonic() > due_at + 0.5, 10, "the delayed one would be due")
+        more = lab.submit_many("tick", [("more",)] * 20)
+        lab.await_ended(more, 10)
+        case.equal("never_started", [len(lab.marks.starts(job=job.id)) for job in (queued, delayed)], [0, 0])
+
+        last = lab.submit("anap", 600.0, "draining")
+        lab.await_starts(1, 10, note="draining")
+        group.tell()
+        wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
+        last.cancel()
+        case.equal("exit_code", group.wait(20), 0)
+        case.equal("draining_status", last.status, Status.CANCELLED)
+        lab.close(case)
