@@ -14,10 +14,19 @@ from fluxmesh.outcome import Transition
 from fluxmesh.storage.sqlite import liveness, operate, prune, push, reads
 from fluxmesh.storage.sqlite.enqueue import enqueue
 from fluxmesh.storage.sqlite.locks import DeathLock
-from fluxmesh.storage.values import Enqueued, Pruned, Retention, TaskSpec, Verdict
+from fluxmesh.storage.values import (
+    Enqueued,
+    Pruned,
+    Registration,
+    Retention,
+    Standing,
+    TaskSpec,
+    Verdict,
+    WorkerView,
+)
 from fluxmesh.submission import prepare
 from fluxmesh.testing.contract.lab import COMPLETED, dead
-from tests.unit.sqlite.bench import LEASE_S, Bench
+from tests.unit.sqlite.bench import BEAT_S, LEASE_S, Bench
 
 KEPT = Retention(result_ttl_s=100, dead_letter_ttl_s=1_000, idempotency_ttl_s=500, worker_ttl_s=3_600)
 
@@ -205,6 +214,30 @@ class TestWorkers:
         bench.clock.advance(3_601)
         pruned(bench)
         assert self.epochs(bench) == []
+
+    def test_a_worker_that_slept_so_long_that_it_was_forgotten_comes_back_with_its_limits(
+        self, bench: Bench
+    ) -> None:
+        limited = TaskSpec("work", rate_limit="1/h")
+        worker = bench.worker("w1", tasks=(limited,))
+        bench.clock.advance(3_601)
+        pruned(bench)
+        assert (bench.rows()["worker"], bench.rows()["task"]) == (0, 0)
+        told = Registration("w1", ("default",), (0, 1, 2, 3), (limited,), 8, LEASE_S, BEAT_S)
+        answer = bench.run(liveness.beat, worker, [], WorkerView(told), None, None)
+        assert answer.standing is Standing.GOOD
+        bench.put_many(2)
+        assert len(bench.claim(worker, 2)) == 1
+
+    def test_a_worker_that_comes_back_does_not_undo_newer_limits(self, bench: Bench) -> None:
+        old = bench.worker("w1", tasks=(TaskSpec("work", rate_limit="1/h"),))
+        bench.db.execute('delete from "fluxmesh:worker"')
+        bench.worker("w2", tasks=(TaskSpec("work"),))
+        specs = (TaskSpec("work", rate_limit="1/h"),)
+        told = Registration("w1", ("default",), (0, 1, 2, 3), specs, 8, LEASE_S, BEAT_S)
+        bench.run(liveness.beat, old, [], WorkerView(told), None, None)
+        bench.put_many(2)
+        assert len(bench.claim(old, 2)) == 2
 
 
 class TestFiles:

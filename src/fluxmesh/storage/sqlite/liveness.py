@@ -37,10 +37,14 @@ def register(step: Step, registration: Registration, bell: str | None, lock: str
     epoch = int(found[0])
     step.run("liveness.fence", registration.worker_id, epoch)
     _put_worker(step, epoch, registration, "ready", 0, bell, lock, fenced=False)
+    _put_tasks(step, "liveness.put_task", epoch, registration)
+    return epoch
+
+
+def _put_tasks(step: Step, statement: str, epoch: int, registration: Registration) -> None:
     for spec in registration.tasks:
         limited = spec.rate_limit is not None or spec.max_concurrent is not None
-        step.run("liveness.put_task", spec.name, encode_struct(spec), epoch, int(limited))
-    return epoch
+        step.run(statement, spec.name, encode_struct(spec), epoch, int(limited))
 
 
 def _put_worker(
@@ -104,6 +108,8 @@ def beat(
         _put_worker(
             step, worker.epoch, view.registration, view.status, view.running, bell, lock, fenced=fenced
         )
+        # With its row its tasks may have been forgotten: of a machine that slept, say. Newer ones stand.
+        _put_tasks(step, "liveness.put_missing_task", worker.epoch, view.registration)
         step.run("liveness.forget_missing", worker.epoch)
         standing, me = step.standing(worker.epoch)
     if owned is None:

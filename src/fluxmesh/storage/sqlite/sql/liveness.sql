@@ -14,6 +14,8 @@ select 1 from <worker> where worker_id = ? and epoch > ? limit 1
 -- :name put_task
 insert into <task> (task, spec, epoch, limited) values (?, ?, ?, ?)
   on conflict do update set spec = excluded.spec, epoch = excluded.epoch, limited = excluded.limited
+-- :name put_missing_task
+insert or ignore into <task> (task, spec, epoch, limited) values (?, ?, ?, ?)
 
 -- (beat_at, beat_wall, boot_id, status, running, epoch); a supervisor's beat gives null for the last two.
 -- :name renew
