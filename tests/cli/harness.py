@@ -169,6 +169,13 @@ def show(url: str, cwd: Path, job_id: str) -> dict[str, Any]:
     return document
 
 
+def wait_until(url: str, cwd: Path, job_id: str, status: str) -> None:
+    """Return once the job has this status."""
+    until = time.monotonic() + PATIENCE_S
+    while (seen := show(url, cwd, job_id)["status"]) != status:
+        assert time.monotonic() < until, f"{job_id} is {seen}, not {status}"
+
+
 def listed(url: str, cwd: Path, query: str = "", *args: str) -> Sequence[dict[str, Any]]:
     done = run("jobs", "list", "--url", url, "--q", query, "--all", "--json", *args, cwd=cwd)
     assert done.code == 0, done

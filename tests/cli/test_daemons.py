@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import FLUXMESH, Running, environment, make_database, run, show, submit, worker
+from tests.cli.conftest import Call
+from tests.cli.harness import (
+    FLUXMESH,
+    Running,
+    environment,
+    make_database,
+    run,
+    show,
+    submit,
+    wait_until,
+    worker,
+)
 
 APP = """
 import os, time
@@ -62,8 +73,7 @@ def test_a_second_signal_ends_a_worker_with_1_and_the_job_is_not_charged(tmp_pat
     url = make_database(tmp_path / "jobs.db")
     with worker(url, tmp_path, "--grace", "60") as running:
         job_id = submit(url, tmp_path, "slow_task", "--args", "[60]")
-        while show(url, tmp_path, job_id)["status"] != "RUNNING":
-            pass
+        wait_until(url, tmp_path, job_id, "RUNNING")
         running.process.send_signal(signal.SIGTERM)
         running.until("draining")
         assert running.end() == 1
@@ -143,8 +153,10 @@ def test_logs_of_a_worker_are_json_lines_if_asked_for(url: str, tmp_path: Path) 
         (("--id", ""), "--id"),
     ],
 )
-def test_a_worker_that_cannot_be_is_refused(options: tuple[str, ...], word: str, tmp_path: Path) -> None:
-    run("worker", *options, cwd=tmp_path).refused(2, word)
+def test_a_worker_that_cannot_be_is_refused(
+    options: tuple[str, ...], word: str, tmp_path: Path, call: Call
+) -> None:
+    call("worker", *options, cwd=tmp_path).refused(2, word)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fluxmesh.ids import new_job_id
-from tests.cli.harness import listed, run, show, submit
+from tests.cli.conftest import Call
+from tests.cli.harness import listed, run, show, submit, wait_until
 
 JOB_FIELDS = {
     "id", "task", "queue", "priority", "status", "args", "kwargs", "max_retries",
@@ -69,8 +70,10 @@ def test_a_query_picks_jobs(url: str, tmp_path: Path) -> None:
         (("--all", "--limit", "3"), "--limit"),
     ],
 )
-def test_a_bad_query_is_told(options: tuple[str, ...], word: str, url: str, tmp_path: Path) -> None:
-    done = run("jobs", "list", "--url", url, *options, "--json", cwd=tmp_path)
+def test_a_bad_query_is_told(
+    options: tuple[str, ...], word: str, url: str, tmp_path: Path, call: Call
+) -> None:
+    done = call("jobs", "list", "--url", url, *options, "--json", cwd=tmp_path)
     assert done.code == 2
     assert word in done.err
     assert "Traceback" not in done.err
@@ -131,8 +134,7 @@ def test_cancel_is_done_once(url: str, tmp_path: Path) -> None:
 
 def test_a_running_job_is_asked_to_stop(served: str, tmp_path: Path) -> None:
     job_id = submit(served, tmp_path, "slow_task", "--args", "[60]")
-    while show(served, tmp_path, job_id)["status"] != "RUNNING":
-        pass
+    wait_until(served, tmp_path, job_id, "RUNNING")
     done = run("jobs", "cancel", job_id, "--url", served, cwd=tmp_path)
     assert (done.code, done.out) == (0, f"{job_id} RUNNING cancel requested\n")
     assert run("jobs", "wait", job_id, "--url", served, "--timeout", "20", cwd=tmp_path).code == 10
@@ -158,5 +160,5 @@ def test_retry_starts_a_new_life_of_what_ended_without_success(url: str, tmp_pat
 
 @pytest.mark.parametrize("verb", ["show", "history", "cancel", "retry", "wait"])
 @pytest.mark.parametrize("job_id", ["0190a3e4-5b6c-7d8e-9f01-23456789abcd", "no id", ""])
-def test_an_unknown_job_is_6(verb: str, job_id: str, url: str, tmp_path: Path) -> None:
-    run("jobs", verb, job_id, "--url", url, cwd=tmp_path).refused(6, "no job", "hint: ")
+def test_an_unknown_job_is_6(verb: str, job_id: str, url: str, tmp_path: Path, call: Call) -> None:
+    call("jobs", verb, job_id, "--url", url, cwd=tmp_path).refused(6, "no job", "hint: ")

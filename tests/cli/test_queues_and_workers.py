@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fluxmesh.config import NAMES
+from tests.cli.conftest import Call
 from tests.cli.harness import make_database, run, submit
 
 WORKER_FIELDS = {
@@ -128,7 +129,7 @@ def test_config_shows_every_setting_and_where_it_stands(tmp_path: Path) -> None:
     "words", [("config", "show"), ("jobs", "list"), ("worker",), ("doctor",)], ids=" ".join
 )
 def test_a_bad_setting_is_told_by_every_command(
-    words: tuple[str, ...], env: dict[str, str], word: str, tmp_path: Path
+    words: tuple[str, ...], env: dict[str, str], word: str, tmp_path: Path, call: Call
 ) -> None:
-    run(*words, cwd=tmp_path, env=env).refused(2, word, "hint: " if "LEESE" in str(env) else "error: ")
+    call(*words, cwd=tmp_path, env=env).refused(2, word, "hint: " if "LEESE" in str(env) else "error: ")
     assert list(tmp_path.iterdir()) == []

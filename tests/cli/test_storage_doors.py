@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Call
 from tests.cli.harness import FLUXMESH, environment, make_database, run, submit
 
 ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
@@ -37,9 +38,11 @@ ONE_SHOTS = [
 
 
 @pytest.mark.parametrize("words", ONE_SHOTS, ids=" ".join)
-def test_a_missing_database_is_4_and_nothing_is_created(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_missing_database_is_4_and_nothing_is_created(
+    words: tuple[str, ...], tmp_path: Path, call: Call
+) -> None:
     for where in ((), ("--url", "sqlite:///named.db")):
-        done = run(*words, *where, cwd=tmp_path)
+        done = call(*words, *where, cwd=tmp_path)
         done.refused(
             4, "there is no database", "fluxmesh.db" if not where else "named.db", "hint: ", "storage: "
         )
@@ -47,33 +50,35 @@ def test_a_missing_database_is_4_and_nothing_is_created(words: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("words", [("worker",), ("scheduler",), ("demo",), *ONE_SHOTS[:8]], ids=" ".join)
-def test_memory_is_refused_and_sqlite_named(words: tuple[str, ...], tmp_path: Path) -> None:
-    run(*words, "--url", "memory://", cwd=tmp_path).refused(2, "memory://", "sqlite:///")
+def test_memory_is_refused_and_sqlite_named(words: tuple[str, ...], tmp_path: Path, call: Call) -> None:
+    call(*words, "--url", "memory://", cwd=tmp_path).refused(2, "memory://", "sqlite:///")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "url", ["redis://localhost", "jobs.db", "sqlite://", "sqlite:///a.db?x=1", "", "://"]
 )
-def test_a_url_that_means_nothing_is_2(url: str, tmp_path: Path) -> None:
+def test_a_url_that_means_nothing_is_2(url: str, tmp_path: Path, call: Call) -> None:
     for words in (("jobs", "list"), ("worker",)):
-        run(*words, "--url", url, cwd=tmp_path).refused(2, "url", "hint: ")
+        call(*words, "--url", url, cwd=tmp_path).refused(2, "url", "hint: ")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", [("worker",), ("scheduler",)], ids=" ".join)
 def test_a_daemon_cannot_create_a_database_in_a_folder_that_is_not_there(
-    words: tuple[str, ...], tmp_path: Path
+    words: tuple[str, ...], tmp_path: Path, call: Call
 ) -> None:
-    run(*words, "--url", "sqlite:///no/where.db", cwd=tmp_path).refused(4, "does not exist")
+    call(*words, "--url", "sqlite:///no/where.db", cwd=tmp_path).refused(4, "does not exist")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", [("jobs", "list"), ("submit", "--task", "t"), ("worker",)], ids=" ".join)
-def test_a_foreign_file_is_refused_and_left_as_it_is(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_and_left_as_it_is(
+    words: tuple[str, ...], tmp_path: Path, call: Call
+) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("these are notes, and no database at all\n" * 100)
-    run(*words, "--url", f"sqlite:///{text}", cwd=tmp_path).refused(4, "notes.txt", "hint: ")
+    call(*words, "--url", f"sqlite:///{text}", cwd=tmp_path).refused(4, "notes.txt", "hint: ")
     assert text.read_text().startswith("these are notes")
 
     other = tmp_path / "other.db"
@@ -81,8 +86,8 @@ def test_a_foreign_file_is_refused_and_left_as_it_is(words: tuple[str, ...], tmp
     connection.execute("create table mine (x)")
     connection.commit()
     connection.close()
-    run(*words, "--url", f"sqlite:///{other}", cwd=tmp_path).refused(4, "another program", "hint: ")
-    run(*words, "--url", f"sqlite:///{tmp_path}", cwd=tmp_path).refused(4, "is a folder", "hint: ")
+    call(*words, "--url", f"sqlite:///{other}", cwd=tmp_path).refused(4, "another program", "hint: ")
+    call(*words, "--url", f"sqlite:///{tmp_path}", cwd=tmp_path).refused(4, "is a folder", "hint: ")
 
 
 def test_a_read_only_database_takes_no_job(tmp_path: Path) -> None:
@@ -96,10 +101,12 @@ def test_a_read_only_database_takes_no_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", READS, ids=" ".join)
-def test_every_read_has_one_json_document_on_stdout(words: tuple[str, ...], url: str, tmp_path: Path) -> None:
+def test_every_read_has_one_json_document_on_stdout(
+    words: tuple[str, ...], url: str, tmp_path: Path, call: Call
+) -> None:
     job_id = submit(url, tmp_path, "t")
     line = [job_id if word == ID else word for word in words]
-    done = run(*line, "--url", url, "--json", "--log-format", "json", cwd=tmp_path)
+    done = call(*line, "--url", url, "--json", "--log-format", "json", cwd=tmp_path)
     assert done.code == 0, done
     assert isinstance(done.document, dict)
     assert done.out.count("\n") == 1
@@ -148,11 +155,12 @@ def test_a_closed_pipe_is_no_error(url: str, tmp_path: Path) -> None:
         assert b"Broken" not in done.stderr
 
 
-def test_output_that_cannot_be_written_is_told(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [("jobs", "list"), ("jobs", "list", "--json"), ("--help",)], ids=" ".join)
+def test_output_that_cannot_be_written_is_told(line: tuple[str, ...], url: str, tmp_path: Path) -> None:
     submit(url, tmp_path, "t")
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*FLUXMESH, "jobs", "list", "--url", url],
+            [*FLUXMESH, *line, "--url", url],
             cwd=tmp_path,
             env=environment(),
             stdout=full,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fluxmesh.cli.main import entry
 from fluxmesh.ids import new_job_id
+from tests.cli.conftest import Call
 from tests.cli.harness import listed, run, show, submit
 
 NOWHERE = "sqlite:///nowhere.db"
@@ -167,6 +167,7 @@ BAD = {
     "10,000 levels": (("--args", DEEP), "levels"),
     "102 levels": (("--args", "[" * 102 + "]" * 102), "levels"),
     "no such file": (("--args", "@nothing.json"), "No such file"),
+    "a file without end": (("--args", "@/dev/zero"), "67,108,864"),
     "half a surrogate": (("--args", '["\\ud800"]'), "Unicode"),
     "wait-timeout alone": (("--wait-timeout", "3"), "--wait"),
     "stdin twice": (("--args", "-", "--kwargs", "-"), "stdin"),
@@ -175,18 +176,15 @@ BAD = {
 
 @pytest.mark.parametrize(("options", "word"), BAD.values(), ids=BAD)
 def test_bad_input_is_told_with_a_hint_and_stores_nothing(
-    options: tuple[str, ...], word: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], word: str, url: str, tmp_path: Path, call: Call
 ) -> None:
-    code = entry(["submit", "--url", url, "--task", "t", *options])
+    told = call("submit", "--url", url, "--task", "t", *options, cwd=tmp_path)
 
-    told = capsys.readouterr()
-    assert (code, told.out) == (2, "")
-    lines = [line for line in told.err.splitlines() if not line.startswith("storage: ")]
-    assert word in told.err
-    assert lines[0].startswith("error: ")
-    assert all(len(line) < 1_000 for line in lines)
-    assert entry(["jobs", "list", "--url", url, "--json"]) == 0
-    assert capsys.readouterr().out == '{"items":[],"next_cursor":null}\n'
+    told.refused(2, word)
+    assert all(len(line) < 1_000 for line in told.err.splitlines())
+    assert (
+        call("jobs", "list", "--url", url, "--json", cwd=tmp_path).out == '{"items":[],"next_cursor":null}\n'
+    )
 
 
 def test_a_payload_of_one_byte_too_much_is_refused_and_one_that_fits_is_taken(

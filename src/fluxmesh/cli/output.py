@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,23 +18,44 @@ _encode = msgspec.json.Encoder().encode
 # -- stdout ------------------------------------------------------------------------------------------
 
 
+class OutputFailed(Exception):
+    """Standard output takes no more: whoever read it has gone, or its disk is full."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.reader_gone = isinstance(error, BrokenPipeError)
+        self.why = error.strerror or str(error)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Around everything that writes to standard output."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputFailed(error) from error
+
+
 def flush() -> None:
     if sys.stdout is not None:
-        sys.stdout.flush()
+        with writing():
+            sys.stdout.flush()
 
 
 def line(text: str = "") -> None:
     """A line of data. Control characters of the data are shown escaped, never obeyed."""
     if sys.stdout is not None:
         encoding = sys.stdout.encoding or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding))
+        with writing():
+            print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def json_text(text: str | bytes) -> None:
     """A piece of a JSON document, in UTF-8 whatever the terminal's encoding is."""
     if sys.stdout is not None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode() if isinstance(text, str) else text)
+        with writing():
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode() if isinstance(text, str) else text)
 
 
 def json_document(value: Any) -> None:

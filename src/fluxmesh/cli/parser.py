@@ -8,6 +8,8 @@ from typing import Any, Final, NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
+from fluxmesh.cli import output
+
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 Options = argparse.Namespace
@@ -31,6 +33,10 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("allow_abbrev", False)
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(**options)
+
+    def print_help(self, file: Any = None) -> None:
+        with output.writing():
+            super().print_help(file)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\nhint: `{self.prog} --help` shows the options and an example\n")

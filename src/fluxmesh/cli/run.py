@@ -37,14 +37,11 @@ def guarded(command: Callable[[], int]) -> int:
         except SystemExit as ending:  # argparse, and SIGTERM
             code = ending.code if isinstance(ending.code, int) else 0
         output.flush()
-    except BrokenPipeError:
+    except output.OutputFailed as failure:
         _let_go_of_stdout()
-        return 0
-    except OSError as error:
-        if error.filename is not None or sys.stdout is None:
-            raise
-        output.tell_error(f"the output cannot be written: {error.strerror}", "look where stdout goes")
-        _let_go_of_stdout()
+        if failure.reader_gone:
+            return 0
+        output.tell_error(f"the output cannot be written: {failure.why}", "look where stdout goes")
         return 1
     return code
 

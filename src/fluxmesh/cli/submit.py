@@ -26,6 +26,7 @@ from fluxmesh.submission import NewJob, checked_arguments, prepare
 
 REPEATS: Final = 2  # an enqueue whose reply was lost is repeated with the same id
 WAIT_MOST_S: Final = 366 * 86_400.0
+JSON_MOST: Final = 64 << 20  # characters read from a file or a pipe that may have no end
 # submission field -> flag
 FLAGS: Final[dict[str, str]] = {
     "task": "--task",
@@ -143,13 +144,22 @@ def _constant(name: str) -> NoReturn:
 
 def _read(flag: str, text: str) -> str:
     """The text itself, that of @FILE, or stdin's."""
+    if text != "-" and not text.startswith("@"):
+        return text
     try:
         if text == "-":
-            return sys.stdin.read()
-        return Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
+            source = sys.stdin.read(JSON_MOST + 1)
+        else:
+            with Path(text[1:]).open(encoding="utf-8") as file:
+                source = file.read(JSON_MOST + 1)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise InvalidOption(flag, f"{text[:200]}: {why}", hint="@FILE names a file that holds JSON") from None
+    if len(source) > JSON_MOST:
+        raise PayloadTooLarge(
+            f"{flag}: more than {JSON_MOST:,} characters", hint="store it, and send its key"
+        )
+    return source
 
 
 def parsed(flag: str, text: str) -> Any:
