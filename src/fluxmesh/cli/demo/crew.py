@@ -47,14 +47,17 @@ class Crew:
 
     async def wait_until_ready(self, storage: Storage) -> list[int]:
         """Process ids of the workers once all have registered."""
-        async with asyncio.timeout(READY_MOST_S):
-            while True:
-                self.check()
-                fleet = await storage.fleet()
-                mine = [worker.pid for worker in fleet if worker.worker_id.startswith(f"{self.name}.")]
-                if len(mine) == PROCESSES:
-                    return mine
-                await asyncio.sleep(_LOOK_S)
+        for _ in range(round(READY_MOST_S / _LOOK_S)):
+            self.check()
+            fleet = await storage.fleet()
+            mine = [worker.pid for worker in fleet if worker.worker_id.startswith(f"{self.name}.")]
+            if len(mine) == PROCESSES:
+                return mine
+            await asyncio.sleep(_LOOK_S)
+        raise FluxMeshError(
+            f"the workers did not come up in {READY_MOST_S:g} s: {self.last_words()}",
+            hint="is this machine busy?",
+        )
 
     async def stop(self) -> None:
         """One SIGTERM, as a service manager would; all processes are gone afterwards."""

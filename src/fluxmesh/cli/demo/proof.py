@@ -55,6 +55,9 @@ async def _results(scene: Scene) -> Mapping[str, str] | None:
     )
     try:
         text, errors = await asyncio.wait_for(process.communicate(), READ_MOST_S)
+    except TimeoutError:
+        stage.say(f"checked   nothing: no answer in {READ_MOST_S:g} s")
+        return None
     finally:
         if process.returncode is None:
             process.kill()
