@@ -10,14 +10,17 @@ PYTEST_ARGS ?=
 setup: ## make .venv and install the project with its tools (fast when nothing changed)
 	@sh scripts/setup.sh
 
-demo: setup ## show a job's life in one minute (DIR=path keeps the files)
+demo: setup ## show the life of real jobs in a few seconds (DIR=path: on the files below it)
 	@$(PYTHON) -m fluxmesh.cli demo $(if $(DIR),--dir "$(DIR)")
 
 test: setup ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
 	$(PYTHON) -m pytest tests -m "not slow" $(PYTEST_ARGS)
 
-cases: setup ## the failure cases at their full waiting times
-	FLUXMESH_CASES=full $(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
+cases: setup ## the failure cases at their full waiting times, and the table of docs/cases.md
+	@mkdir -p build && rm -f build/cases.jsonl
+	FLUXMESH_TEST_CASES=full FLUXMESH_TEST_CASE_LINES=$(CURDIR)/build/cases.jsonl \
+		$(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
+	$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md
 
 bench: setup ## measure, and print the figures as ratios to the floor
 	$(PYTHON) -m benchmarks.run_benchmark

@@ -128,6 +128,14 @@ async def until(path: str, note: str = "", ctx: Context = None) -> str:
     return note
 
 
+@queue.task(name="stick")
+def stick(path: str, note: str = "", ctx: Context = None) -> str:
+    """One call that nothing can interrupt, and that the case ends by opening the other end of a FIFO."""
+    with run_marked(ctx, note), open(path, "rb") as fifo:
+        fifo.read()
+    return note
+
+
 @queue.task(name="order")
 async def order(amount: int, cur: str, ctx: Context = None) -> dict[str, Any]:
     with run_marked(ctx, cur):

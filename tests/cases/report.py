@@ -11,6 +11,25 @@ FULL_ENV: Final = "FLUXMESH_TEST_CASES"  # "full": the cases' own times
 LINES_ENV: Final = "FLUXMESH_TEST_CASE_LINES"  # a file that gets the lines
 LINES: Final[list[str]] = []  # of this session
 
+TITLES: Final = {
+    "C01": "worker killed in the middle",
+    "C02": "healthy job far longer than the lease",
+    "C05": "bookkeeping lost",
+    "C06": "one bad message must not hurt the batch",
+    "C12": "many delayed jobs",
+    "C13": "long job must not sit on short ones",
+    "C14": "urgent job overtakes the backlog",
+    "C16": "timeout must give the slot back",
+    "C17": "SIGTERM during a deploy",
+    "C18": "cancel in awkward moments",
+    "C20": "unique key must die with its job",
+    "C21": "idempotency under parallel submits",
+    "C22a": "retention: nothing stays",
+    "crowd": "many processes on one file",
+    "death": "killed beside an idle worker",
+    "outage": "storage out of reach, clock stepped",
+}
+
 FULL: Final = os.environ.get(FULL_ENV) == "full"
 
 
@@ -40,7 +59,9 @@ class Case:
 
     def equal(self, what: str, measured: Any, expected: Any) -> None:
         """Note something that must be just so; judged in `close`."""
-        self._note(what, measured, f"= {expected}", holds=bool(measured == expected))
+        self._note(
+            what, measured, f"= {json.dumps(expected, default=_plain)}", holds=bool(measured == expected)
+        )
 
     def _note(self, what: str, measured: Any, bound: str, *, holds: bool) -> None:
         if what in self._measured:
@@ -56,6 +77,7 @@ class Case:
         line = json.dumps(
             {
                 "case": self.name,
+                "title": TITLES[self.name],
                 "storage": self._storage,
                 "parameters": self._parameters,
                 "measured": self._measured,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,9 +10,10 @@ import pytest
 
 from fluxmesh.job import Attempt, Job, Outcome, Status
 from fluxmesh.storage.values import Counts
+from scripts.cases_table import BEGIN, END, update
 from tests.cases.judge import Story, disagreements
 from tests.cases.marks import Mark
-from tests.cases.report import Case
+from tests.cases.report import TITLES, Case
 
 JOB = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
 
@@ -107,6 +109,7 @@ def test_counters_that_differ_from_the_records_are_found() -> None:
 
 def test_a_figure_out_of_its_bound_fails_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cases.report.LINES", [])
+    monkeypatch.setitem(TITLES, "C00", "no case")
     monkeypatch.delenv("FLUXMESH_TEST_CASE_LINES", raising=False)
     case = Case("C00", "none")
     case.at_most("seconds", 1.5, 1.0)
@@ -114,3 +117,29 @@ def test_a_figure_out_of_its_bound_fails_its_case(monkeypatch: pytest.MonkeyPatc
         case.close([])
     with pytest.raises(AssertionError, match="somebody lies"):
         Case("C00", "none").close(["somebody lies"])
+
+
+def test_the_table_shows_figures_beside_their_bounds_and_what_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    monkeypatch.setattr("tests.cases.report.LINES", [])
+    monkeypatch.setitem(TITLES, "C00", "no case")
+    monkeypatch.setenv("FLUXMESH_TEST_CASE_LINES", str(lines))
+    sound = Case("C00", "sqlite", lost="a | b")
+    sound.at_most("restart_s", 0.25, 1)
+    sound.equal("starts", [1, 1], [1, 1])
+    sound.close([])
+    broken = Case("C00", "sqlite", lost="c")
+    broken.equal("starts", 2, 1)
+    with pytest.raises(AssertionError):
+        broken.close([])
+    page = tmp_path / "cases.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    update(page, lines.read_text())
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert r"lost a \| b | restart_s 0.25 (<= 1) | 1 | yes |" in text
+    assert "| starts 2 (= 1) | 0 | **no** |" in text

@@ -5,6 +5,7 @@ A worker without a mesh holds no buffered jobs; the part of C17 about them comes
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from fluxmesh.job import Outcome, Status
 from fluxmesh.storage.values import Cancelled
 from tests.cases.beside import beside
 from tests.cases.harness import GRACE_S, Lab, wait_until
-from tests.cases.report import Case, scaled
+from tests.cases.report import Case
 from tests.cases.workers import WorkerGroup
 
-LONG_S = scaled(30)
+STOPPABLE, UNSTOPPABLE = "until", "stick"  # an async body, and one blocking call on a thread
 
 
 class Deploy:
@@ -25,12 +26,21 @@ class Deploy:
     def __init__(self, lab: Lab, long_task: str) -> None:
         self.lab = lab
         self.door = lab.folder / "short-may-end"
+        self.long_door = lab.folder / "long-may-end"
+        if long_task == UNSTOPPABLE:
+            os.mkfifo(self.long_door)
         self.first = lab.worker("w1", concurrency=3)
-        self.long = lab.submit(long_task, LONG_S, "long", max_retries=0)
+        self.long = lab.submit(long_task, str(self.long_door), "long", max_retries=0)
         self.short = lab.submit("until", str(self.door), "short", max_retries=0)
         lab.await_starts(1, 10, note="long")
         lab.await_starts(1, 10, note="short")
         self.second = lab.worker("w2", concurrency=4)
+
+    def end_the_long_one(self) -> None:
+        if self.long_door.is_fifo():
+            os.close(os.open(self.long_door, os.O_WRONLY | os.O_NONBLOCK))
+        else:
+            self.long_door.touch()
 
     def submit_more(self) -> list[JobHandle[str]]:
         return self.lab.submit_many("tick", [("after the signal",)] * 8, max_retries=0)
@@ -44,7 +54,8 @@ class Deploy:
         starts = self.lab.await_starts(2, 10, note="long")
         case.at_most("long_restart_after_exit_s", starts[1].at - exited_at, 2.0)
         case.equal("attempt_numbers_of_the_long_one", [mark.attempt for mark in starts], [1, 1])
-        self.lab.await_ended([self.long], LONG_S + 20)
+        self.end_the_long_one()
+        self.lab.await_ended([self.long], 20)
         case.equal(
             "outcomes_of_the_long_one",
             self.lab.outcomes(self.long),
@@ -56,7 +67,7 @@ class Deploy:
 
 def drained(folder: Path, long_task: str) -> None:
     with Lab(folder) as lab:
-        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, long_s=LONG_S, signals=1)
+        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, signals=1)
         deploy = Deploy(lab, long_task)
         told_at = time.monotonic()
         deploy.first.tell()
@@ -80,7 +91,7 @@ def drained(folder: Path, long_task: str) -> None:
 
 def hurried(folder: Path, long_task: str) -> None:
     with Lab(folder) as lab:
-        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, long_s=LONG_S, signals=2)
+        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, signals=2)
         deploy = Deploy(lab, long_task)
         deploy.first.tell()
         wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
@@ -108,22 +119,12 @@ def _status(lab: Lab, worker_id: str) -> str | None:
 
 @beside
 def test_c17_a_worker_that_is_told_to_stop_drains(folder: Path) -> None:
-    drained(folder, "anap")
+    drained(folder, STOPPABLE)
 
 
 @beside
 def test_c17_a_body_that_cannot_be_stopped_is_handed_back_by_the_end_of_its_process(folder: Path) -> None:
-    drained(folder, "nap")
-
-
-@beside
-def test_c17_a_second_signal_ends_it_within_a_second(folder: Path) -> None:
-    hurried(folder, "anap")
-
-
-@beside
-def test_c17_a_second_signal_ends_a_body_that_cannot_be_stopped(folder: Path) -> None:
-    hurried(folder, "nap")
+    drained(folder, UNSTOPPABLE)
 
 
 # -- C18 -------------------------------------------------------------------------------------------------
@@ -172,3 +173,11 @@ def test_c18_a_job_may_be_cancelled_in_every_state(folder: Path) -> None:
         case.equal("exit_code", group.wait(20), 0)
         case.equal("draining_status", last.status, Status.CANCELLED)
         lab.close(case)
+
+
+def test_c17_a_second_signal_ends_it_within_a_second(tmp_path: Path) -> None:
+    hurried(tmp_path, STOPPABLE)
+
+
+def test_c17_a_second_signal_ends_a_body_that_cannot_be_stopped(tmp_path: Path) -> None:
+    hurried(tmp_path, UNSTOPPABLE)
