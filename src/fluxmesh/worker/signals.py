@@ -20,7 +20,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 class StopSignals:
     """Calls `on_first` at the first telling and `on_second` at the second, on the loop; later ones do
-    nothing. `gap_s` 0: every signal is a telling (for a process that nobody forwards to)."""
+    nothing. `gap_s`: signals this soon after a counted one are the same telling."""
 
     def __init__(
         self, on_first: Callable[[], object], on_second: Callable[[], object], *, gap_s: float = TELLING_GAP_S

@@ -32,7 +32,9 @@ from fluxmesh.worker.deaths import (
 from fluxmesh.worker.signals import TELLING_GAP_S, StopSignals
 
 KILL_SLACK_S: Final = 2.0  # beyond the grace periods, before a child that was told to stop is killed
-HURRY_KILL_S: Final = 0.8  # after the second telling; the whole worker is to end within 1 s
+HURRY_KILL_S: Final = 0.6  # after the second telling; the whole worker is to end within 1 s
+# A process manager that signals the process and its group means it once.
+SAME_MOMENT_S: Final = 0.05
 FORWARD_GAP_S: Final = TELLING_GAP_S + 0.05
 
 
@@ -87,7 +89,7 @@ class Supervisor:
 
         Takes over SIGTERM and SIGINT meanwhile: runs on the main thread.
         """
-        signals = StopSignals(self.stop, self.stop, gap_s=0.0)
+        signals = StopSignals(self.stop, self.stop, gap_s=SAME_MOMENT_S)
         signals.install()
         try:
             await self._reporter.start()

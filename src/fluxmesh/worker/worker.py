@@ -34,7 +34,7 @@ from fluxmesh.worker.slots import Slots, checked_reserve
 STUCK_PER_SLOT: Final = 2  # more bodies than this that cannot be stopped, and the worker retires at once
 OPEN_S: Final = 30.0
 FLUSH_S: Final = 1.0
-HURRIED_GRACE_S: Final = 0.25
+HURRIED_GRACE_S: Final = 0.15
 HURRIED_FLUSH_S: Final = 0.3
 LEAVE_S: Final = 0.2  # for each part of the worker to end
 _log = get_logger("worker")

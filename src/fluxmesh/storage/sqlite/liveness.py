@@ -77,11 +77,17 @@ def arm(step: Step) -> bool:
     Nobody looked for more than two beats, the clock went back, or the machine was booted: then whatever the
     stamps say, their owners had no chance to renew, and they get one lease from now on.
     """
-    lease_us, beat_us = step.one("liveness.longest") or (0, 0)
+    longest = step.one("liveness.longest") or (0, 0)
+    lease_us = max(longest[0], round(step.shared.lease_s * 1e6))
+    beat_us = longest[1] or lease_us / 3
     fleet_us, boot_id = int(_meta(step, "fleet_beat_us")), step.shared.clock.boot_id()
     booted = _meta(step, "boot_id") != boot_id
-    if booted or fleet_us > step.boot_us or step.boot_us - fleet_us > 2 * max(beat_us, 1):
-        step.run("liveness.set_meta", step.boot_us + lease_us, "reap_not_before_us")
+    clock_is_another = booted or fleet_us > step.boot_us
+    if clock_is_another or step.boot_us - fleet_us > 2 * beat_us:
+        until_us = step.boot_us + lease_us
+        if not clock_is_another:
+            until_us = max(until_us, int(_meta(step, "reap_not_before_us")))  # never shortened
+        step.run("liveness.set_meta", until_us, "reap_not_before_us")
         step.run("liveness.restamp", step.boot_us, boot_id, boot_id, step.boot_us)
         if booted:
             step.run("liveness.set_meta", boot_id, "boot_id")

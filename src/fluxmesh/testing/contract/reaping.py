@@ -203,6 +203,18 @@ class TestArming:
         assert await lab.reap_all() == list(victim.owned)
 
     @scenario
+    async def test_the_death_of_the_last_known_worker_does_not_arm_sooner(self, lab: Lab) -> None:
+        victim, survivor = await victim_with(lab)
+        lab.backend.forget_worker(victim.ref)
+        assert await lab.orphans() == ()
+        lab.clock.advance(3 * LEASE_S)
+        await survivor.beat()
+        await lab.storage.declare_dead(survivor.ref, "killed")
+        lab.clock.advance(0.04)
+        answer = await lab.storage.orphans(10)
+        assert (answer.armed, answer.jobs) == (False, ())
+
+    @scenario
     async def test_a_reap_decided_before_an_outage_is_refused_while_disarmed(self, lab: Lab) -> None:
         victim, survivor = await victim_with(lab)
         await lab.pass_time(LEASE_S + 0.5, survivor)
