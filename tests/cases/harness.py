@@ -18,6 +18,7 @@ from fluxmesh.config import ENV_PREFIX
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import TERMINAL, Attempt, Job, Outcome, Status
 from fluxmesh.queue import Queue
+from fluxmesh.storage.sqlite.place import STATUS
 from fluxmesh.storage.values import WorkerInfo
 from tests.cases.judge import Story, disagreements
 from tests.cases.marks import MARKS_ENV, Mark, MarkFile
@@ -112,7 +113,7 @@ class Lab:
         ours[MARKS_ENV] = str(self.marks.path)
         if self.clock_file is not None:
             ours[OFFSETS_ENV] = str(self.clock_file)
-        return {**kept, **ours, "PYTHONPATH": str(ROOT)}
+        return {**kept, **ours, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
 
     def step_clock(self, seconds: float) -> None:
         """Step the clocks of this lab, its workers' and its Queue's, to so much beside the machine's."""
@@ -245,6 +246,19 @@ class Lab:
             db.set_busy_timeout(10_000)
             return list(db.execute(text, bindings))
 
+    def places(self) -> dict[Status, int]:
+        """Jobs by status, counted row by row."""
+        walked: dict[Status, int] = {}
+        for place, rows in self.direct("select place, count(*) from <job> group by place"):
+            walked[STATUS[place]] = walked.get(STATUS[place], 0) + rows
+        return walked
+
+    def miscounted(self) -> list[str]:
+        """What the counters tell otherwise than the rows."""
+        told = {status: n for status, n in self.queue.counts().by_status.items() if n}
+        walked = self.places()
+        return [] if told == walked else [f"the counters tell {told}, the rows {walked}"]
+
     def tables(self) -> dict[str, int]:
         """Rows of every table of the namespace."""
         prefix = f"{self.namespace}:"
@@ -265,10 +279,3 @@ def _group_of(pid: int) -> int | None:
 
 def crashed(history: list[Attempt]) -> list[Attempt]:
     return [attempt for attempt in history if attempt.outcome is Outcome.CRASHED]
-
-
-def statuses(records: Iterable[Job]) -> dict[Status, int]:
-    found: dict[Status, int] = {}
-    for record in records:
-        found[record.status] = found.get(record.status, 0) + 1
-    return found
