@@ -159,7 +159,7 @@ class Bench:
         self.referee = referee
         self.referee_note = referee_note
         self.floors: dict[str, Floor] = {}
-        self.void: str | None = None
+        self.standing = "not compared: the floor was not measured in this run"
 
     @property
     def configuration(self) -> dict[str, Any]:

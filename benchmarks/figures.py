@@ -19,6 +19,7 @@ from msgspec import Struct
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TOLERANCE: Final = 0.15  # of the floor, to the referee of the same run
+SOUND: Final = "sound"
 
 
 class CheckFailed(Exception):
@@ -99,21 +100,21 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {name: rounded(percentile(values, share)) for name, share in shares.items()}
 
 
-def void_reason(ratios: Mapping[str, Sequence[float]]) -> str | None:
-    """Why the floor of this run is no floor; None if each of its rates is close to the referee's.
+def judged(ratios: Mapping[str, Sequence[float]]) -> str:
+    """SOUND if each rate of the floor is close to the referee's, else why the figures are void.
 
     `ratios` are taken pair by pair, ours to the referee's run beside it."""
     medians = {name: statistics.median(values) for name, values in ratios.items()}
     off = [f"{name} is {ratio:.2f} of the referee" for name, ratio in medians.items() if _is_off(ratio)]
-    return "figures void: the floor's " + ", ".join(off) if off else None
+    return "figures void: the floor's " + ", ".join(off) if off else SOUND
 
 
 def _is_off(ratio: float) -> bool:
     return abs(ratio - 1) > TOLERANCE
 
 
-def line(figure: Figure, run: Run, *, load: float, void: str | None) -> dict[str, Any]:
-    """The JSON line of a figure."""
+def line(figure: Figure, run: Run, *, load: float, standing: str) -> dict[str, Any]:
+    """The JSON line of a figure. `standing`: what the comparison of the floor with its referee came to."""
     told: dict[str, Any] = {
         "name": figure.name,
         "storage": run.storage,
@@ -125,7 +126,7 @@ def line(figure: Figure, run: Run, *, load: float, void: str | None) -> dict[str
         "ratio_to_floor": None,
         "bound": None,
         "bound_met": None,
-        "figures": void or "sound",
+        "figures": standing,
         "details": figure.details,
     }
     if figure.floor is not None:

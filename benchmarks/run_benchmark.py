@@ -110,9 +110,9 @@ async def measure(bench: Bench, run: Run, names: Sequence[str], lines: Lines) ->
             lines.write(refused_line(name, str(error), run, load=load))
             continue
         for figure in figures:
-            lines.write(line(figure, run, load=load, void=bench.void))
-        if name == "floor" and bench.void is not None:
-            say(bench.void)
+            lines.write(line(figure, run, load=load, standing=bench.standing))
+        if name == "floor":
+            say(f"the floor beside its referee: {bench.standing}")
 
 
 def referee_of(options: argparse.Namespace) -> tuple[Path | None, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import AsyncIterator
 from typing import Final
@@ -25,7 +26,9 @@ from fluxmesh.storage.values import (
 )
 from fluxmesh.submission import prepare
 
-DEPTHS: Final = (1_000, 1_000_000)
+SHALLOW: Final = 1_000
+DEEP: Final = 1_000_000
+DEEP_QUICK: Final = 20_000
 ROUNDS: Final = 20
 BATCH: Final = 250
 CAP: Final = 2_000_000  # the queue's own cap is just what the deeper queue holds
@@ -41,7 +44,8 @@ async def flatness(bench: Bench) -> AsyncIterator[Figure]:
     """Storage verbs alone, without a worker around them: enqueue by the thousand, claim and settle by 250."""
     enqueue: dict[int, list[float]] = {}
     claim: dict[int, list[float]] = {}
-    for depth in DEPTHS:
+    depths = (SHALLOW, DEEP_QUICK if bench.quick else DEEP)
+    for depth in depths:
         rates = []
         for _ in range(bench.repeat):
             async with bench.site() as site:
@@ -49,8 +53,8 @@ async def flatness(bench: Bench) -> AsyncIterator[Figure]:
         enqueue[depth] = [rate.enqueue for rate in rates]
         claim[depth] = [rate.claim for rate in rates]
     for name, values in (("enqueue", enqueue), ("claim and settle", claim)):
-        shallow = sorted(values[DEPTHS[0]])[len(values[DEPTHS[0]]) // 2]
-        for depth in DEPTHS:
+        shallow = statistics.median(values[SHALLOW])
+        for depth in depths:
             yield Figure(
                 name=f"{name} beside a queue",
                 unit="jobs/s",

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from benchmarks.bench import Bench, clean_environment
 from benchmarks.crew import output_of, run_module
-from benchmarks.figures import Bound, Figure, rounded, void_reason
+from benchmarks.figures import Bound, CheckFailed, Figure, judged, rounded
 from benchmarks.seen import check_all_completed, span_s
 
 CONCURRENCIES: Final = (8, 256)
 RATES: Final = ("drain", "bulk_enqueue", "awaited_enqueue")
+TRIP: Final = "round_trip_us"
 FLOOR_S: Final = 600.0
 DRAIN: Final = Bound(10_000)
 BULK: Final = Bound(40_000)
@@ -30,30 +31,36 @@ async def floor(bench: Bench) -> AsyncIterator[Figure]:
     """Ours and the referee in turns, so that both see the machine in the same states."""
     ours: dict[tuple[str, int], list[float]] = defaultdict(list)
     theirs: dict[tuple[str, int], list[float]] = defaultdict(list)
-    referee_sha256 = None
+    loop = referee_sha256 = None
     for batch in CONCURRENCIES:
         for turn in range(bench.repeat):
             both = [(ours, None), (theirs, bench.referee)] if bench.referee else [(ours, None)]
             # Who goes second meets a warmer machine.
             for figures, script in both if turn % 2 == 0 else both[::-1]:
                 told = await _run_floor(bench, batch, script)
-                if script is not None:
+                if script is None:
+                    loop = told["loop"]
+                else:
                     referee_sha256 = told.get("sha256")
-                for name in (*RATES, "round_trip_us"):
+                for name in (*RATES, TRIP):
                     figures[name, batch].append(float(told[name]))
     _remember(bench, ours, theirs)
     for (name, batch), values in ours.items():
         yield Figure(
             name=f"floor {name}",
-            unit="us" if name.endswith("_us") else "jobs/s",
+            unit="us" if name == TRIP else "jobs/s",
             values=values,
             parameters={"n": bench.n, "batch": batch},
-            details={"referee": _beside(bench, values, theirs[name, batch], referee_sha256)},
+            details={
+                "loop": loop,
+                "referee": _beside(bench, values, theirs[name, batch], referee_sha256),
+            },
         )
 
 
 async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> dict[str, Any]:
     folder = bench.scratch()
+    what = "floor" if script is None else "referee"
     arguments = [f"sqlite:{folder / 'floor.db'}", "--n", str(bench.n), "--batch", str(batch)]
     environment = clean_environment()
     try:
@@ -72,10 +79,16 @@ async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> di
                 env=environment,
                 cwd=folder,
             )
-            out = await output_of(process, "the referee", FLOOR_S)
+            out = await output_of(process, f"the {what}", FLOOR_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    told: dict[str, Any] = json.loads(out)
+    try:
+        told: dict[str, Any] = json.loads(out)
+        missing = [name for name in (*RATES, TRIP) if not float(told[name]) > 0]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckFailed(f"the {what} told no figures: {error!r} in {out[:200]!r}") from None
+    if missing:
+        raise CheckFailed(f"the {what} told no sound {', '.join(missing)}")
     return told
 
 
@@ -95,7 +108,7 @@ def _remember(
         bench.note_floor(name, own)
         if other:
             ratios[name] = [a / b for a, b in zip(own, other, strict=True)]
-    bench.void = void_reason(ratios)
+    bench.standing = judged(ratios) if ratios else bench.referee_note or bench.standing
 
 
 def _beside(bench: Bench, ours: list[float], theirs: list[float], sha256: str | None) -> Any:
