@@ -19,7 +19,7 @@ from fluxmesh.config import Settings
 from fluxmesh.errors import StorageUnreachable
 from fluxmesh.storage.base import Storage
 from fluxmesh.worker.child_process import ChildSpec
-from fluxmesh.worker.supervisor import HURRY_KILL_S, KILL_SLACK_S, Supervisor
+from fluxmesh.worker.supervisor import HURRY_KILL_S, KILL_SLACK_S, SAME_MOMENT_S, Supervisor
 from tests.service.log_tap import LogTap, tapped
 
 CHILD = Path(__file__).with_name("child.py")
@@ -81,6 +81,11 @@ def tell() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+async def another_moment() -> None:
+    """Long enough after a signal for the next one to be another."""
+    await asyncio.sleep(SAME_MOMENT_S + 0.02)
+
+
 def test_one_signal_drains_every_child_and_ends_with_0(play: Callable[[Play], None]) -> None:
     async def scenario(scene: Scene) -> None:
         run = asyncio.create_task(
@@ -112,9 +117,26 @@ def test_a_second_signal_ends_a_lingering_child_with_1(play: Callable[[Play], No
         await scene.tap.until("worker ready")
         tell()
         await scene.tap.until("worker stops")
-        tell()  # right after the first: forwarded so much later that the child counts two
+        await another_moment()
+        tell()  # soon after the first: forwarded so much later that the child counts two
         assert await run == 1
         assert len(scene.lines("told once")) == len(scene.lines("told twice")) == 1
+
+    play(scenario)
+
+
+def test_two_signals_of_one_moment_are_one_telling(play: Callable[[Play], None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        run = asyncio.create_task(scene.supervisor(scene.spec("w", "linger")).run())
+        await scene.tap.until("worker ready")
+        tell()
+        await scene.tap.until("worker stops")
+        tell()  # as from a process manager that signals the process and its group
+        await another_moment()
+        assert not run.done()
+        tell()
+        assert await run == 1
+        assert len(scene.tap.found("worker stops at once")) == 1
 
     play(scenario)
 
@@ -154,6 +176,7 @@ def test_a_deaf_child_is_killed_soon_after_the_second_signal(play: Callable[[Pla
         await scene.tap.until("worker ready")
         tell()
         await scene.tap.until("worker stops")
+        await another_moment()
         tell()
         told_at = loop.time()
         assert await run == 1
