@@ -22,7 +22,7 @@ async def test_an_urgent_job_overtakes_the_backlog_of_a_busy_worker(shop: Worksh
     async def note(name: str) -> None:
         order.append(name)
 
-    @shop.task("flaky", priority="high", backoff_strategy="fixed", backoff_base_seconds=0.2, jitter="none")
+    @shop.task("flaky", priority="high", backoff_strategy="fixed", backoff_base_seconds=1, jitter="none")
     async def flaky(ctx: Context) -> None:
         order.append(f"flaky {ctx.attempt}")
         if ctx.attempt == 1:
@@ -41,7 +41,7 @@ async def test_an_urgent_job_overtakes_the_backlog_of_a_busy_worker(shop: Worksh
     low = [await shop.put("note", f"low {number}", priority="low") for number in range(1, 11)]
     plain = [await shop.put("note", f"plain {number}") for number in range(1, 6)]
     urgent = await shop.put("note", "urgent", priority="critical")
-    await asyncio.sleep(0.25)  # until the failed one is due again
+    await shop.until(flaky_id, lambda job: job.status is Status.PENDING)  # it is due again
     await shop.storage.reprioritise([low[6]], 1)
     gate.set()
     for job_id in (*low, *plain, urgent, flaky_id):

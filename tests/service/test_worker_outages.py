@@ -195,12 +195,13 @@ async def test_a_lost_job_is_stopped_and_its_end_is_refused_and_counted(shop: Wo
 
 @workshop(hard_grace_s=0.0)
 async def test_a_job_whose_body_still_runs_here_is_not_started_a_second_time(shop: Workshop) -> None:
-    release = threading.Event()
+    release, inside = threading.Event(), threading.Event()
     starts: list[str] = []
 
     @shop.task("stuck", max_retries=0)
     def stuck() -> None:
         starts.append("start")
+        inside.set()
         release.wait(20)
 
     @shop.task("quick")
@@ -208,7 +209,7 @@ async def test_a_job_whose_body_still_runs_here_is_not_started_a_second_time(sho
 
     job_id = await shop.put("stuck")
     worker = await shop.worker(concurrency=2)
-    await shop.witness.saw(JobStarted)
+    await asyncio.to_thread(inside.wait, 10)
     job = await shop.job(job_id)
     await shop.storage.release(shop.ref(worker), [Owned(job_id, job.token)])
     await shop.put("quick")  # wakes it

@@ -106,7 +106,7 @@ async def test_a_stop_is_idempotent_and_an_unstarted_worker_has_nothing_to_stop(
 
 @workshop(hard_grace_s=60.0)
 async def test_a_second_signal_ends_the_worker_within_a_second(shop: Workshop) -> None:
-    release = threading.Event()
+    release, inside = threading.Event(), threading.Event()
 
     @shop.task("coro", max_retries=0)
     async def coro() -> None:
@@ -114,11 +114,13 @@ async def test_a_second_signal_ends_the_worker_within_a_second(shop: Workshop) -
 
     @shop.task("stuck", max_retries=0)
     def stuck() -> None:
+        inside.set()
         release.wait(20)
 
     ids = [await shop.put(task) for task in ("coro", "stuck")]
     worker = await shop.worker(grace_s=60.0)
     await shop.witness.saw(JobStarted, 2)
+    await asyncio.to_thread(inside.wait, 10)
     stopping = asyncio.create_task(worker.stop())
     await asyncio.sleep(0)
     threading.Thread(target=worker.stop_now).start()
@@ -134,13 +136,14 @@ async def test_a_second_signal_ends_the_worker_within_a_second(shop: Workshop) -
 async def test_the_job_of_a_body_that_outlives_its_worker_stays_owned_until_the_body_ends(
     shop: Workshop,
 ) -> None:
-    release = threading.Event()
+    release, inside = threading.Event(), threading.Event()
     starts: list[str] = []
 
     @shop.task("stuck", max_retries=0)
     def stuck(ctx: Context) -> str:
         starts.append(ctx.job_id)
         try:
+            inside.set()
             release.wait(30)
         except JobInterrupted:
             pass
@@ -148,7 +151,7 @@ async def test_the_job_of_a_body_that_outlives_its_worker_stays_owned_until_the_
 
     job_id = await shop.put("stuck")
     worker = await shop.worker()
-    await shop.witness.saw(JobStarted)
+    await asyncio.to_thread(inside.wait, 10)
     await worker.stop(0)
     assert await worker.wait() is WorkerEnd.STOPPED
     assert shop.witness.all(BodyUnstoppable, job_id=job_id)
@@ -211,10 +214,10 @@ async def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(sho
         return await shop._open_for_worker(inline)
 
     with pytest.raises(StorageMissing):
-        await shop.make_worker(open_storage=missing).start()
+        await shop.make_worker("nobody", open_storage=missing).start()
     with pytest.raises(StorageUnreachable, match="second connection"):
-        await shop.make_worker(open_storage=half).start()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("w1-")]
+        await shop.make_worker("nobody", open_storage=half).start()
+    assert await shop.storage.fleet() == []
 
 
 @workshop()

@@ -57,7 +57,7 @@ def test_interruptions_at_any_instant_hit_only_the_body(switching: None, strays:
     async def scenario() -> None:
         nonlocal hit, missed
         pool = ThreadPool(asyncio.get_running_loop(), "test")
-        for _ in range(3_000):
+        for _ in range(1_000):
             call, ended = call_of(spin, rng.randrange(2_000))
             pool.submit(call)
             spin(rng.randrange(20_000))
@@ -85,8 +85,8 @@ def test_interruptions_at_any_instant_hit_only_the_body(switching: None, strays:
 
     asyncio.run(scenario())
     assert strays == []
-    assert hit > 100  # else the test has shown nothing
-    assert missed > 100
+    assert hit > 50  # else the test has shown nothing
+    assert missed > 50
 
 
 def test_each_kind_is_sent_once_and_never_after_the_end() -> None:

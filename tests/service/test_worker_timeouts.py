@@ -13,7 +13,7 @@ from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted
 from fluxmesh.worker.worker import WorkerEnd
 from tests.service.workshop import Workshop, workshop
 
-QUICK = {"timeout": 0.1, "max_retries": 0}
+QUICK = {"timeout": 0.25, "max_retries": 0}
 
 
 @workshop()
@@ -45,7 +45,7 @@ async def test_a_body_that_waits_or_spins_is_stopped_at_its_soft_timeout(shop: W
         job = await shop.ended(await shop.put(task))
         assert (job.status, job.reason) == (Status.DEAD_LETTER, "timeout"), task
         assert job.error is not None
-        assert (job.error.type, job.error.message) == ("JobTimeout", "ran longer than its timeout of 0.1 s")
+        assert (job.error.type, job.error.message) == ("JobTimeout", "ran longer than its timeout of 0.25 s")
         assert any(frame.endswith(task) for frame in job.error.frames), job.error.frames
         assert [entry.outcome for entry in await shop.history(job.id)] == [Outcome.TIMEOUT]
     assert (await shop.ended(await shop.put("after"))).result == "done"
@@ -108,7 +108,7 @@ async def test_an_unstoppable_body_keeps_its_job_and_gives_its_slot_back(shop: W
     release = threading.Event()
     calls: list[str] = []
 
-    @shop.task("stuck", timeout=0.1, max_retries=1, backoff_base_seconds=0.01)
+    @shop.task("stuck", timeout=0.25, max_retries=1, backoff_base_seconds=0.01)
     def stuck() -> str:
         calls.append("begins")
         if len(calls) == 1:
@@ -198,7 +198,7 @@ async def test_a_worker_with_an_unstoppable_body_retires_and_its_other_jobs_end(
     assert await shop.status(late) is Status.PENDING
 
 
-@workshop(hard_grace_s=0.05, retire_after_s=0.4)
+@workshop(hard_grace_s=0.05, retire_after_s=0.8)
 async def test_a_worker_does_not_retire_for_a_body_that_ended_meanwhile(shop: Workshop) -> None:
     release = threading.Event()
 
@@ -216,7 +216,7 @@ async def test_a_worker_does_not_retire_for_a_body_that_ended_meanwhile(shop: Wo
     release.set()
     await shop.witness.saw(JobEnded)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(worker.wait(), 0.6)
+        await asyncio.wait_for(worker.wait(), 1.0)
     assert (await shop.ended(await shop.put("quick"))).result == "done"
 
 
@@ -224,7 +224,7 @@ async def test_a_worker_does_not_retire_for_a_body_that_ended_meanwhile(shop: Wo
 async def test_too_many_unstoppable_bodies_end_the_worker_at_once(shop: Workshop) -> None:
     release = threading.Event()
 
-    @shop.task("stuck", timeout=0.05, max_retries=0)
+    @shop.task("stuck", timeout=0.25, max_retries=0)
     def stuck() -> None:
         release.wait(20)
 

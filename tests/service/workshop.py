@@ -78,7 +78,8 @@ class Workshop:
         for worker in self.workers:
             worker.stop_now()
             async with asyncio.timeout(LIMIT_S):
-                await worker.wait()
+                await asyncio.wait((asyncio.ensure_future(worker.wait()),))
+                await worker.gone()
         for storage in self.opened:
             await storage.close()
 
