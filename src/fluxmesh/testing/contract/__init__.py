@@ -28,7 +28,7 @@ _FAMILIES = (
     "reads", "push", "faults", "machine",
 )  # fmt: skip
 # Before the modules are imported: their bare asserts shall explain themselves in the binder's run.
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model")))
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model", "stage")))
 
 from fluxmesh.testing.contract.enqueue import (  # noqa: E402
     TestEnqueue,
@@ -57,6 +57,7 @@ from fluxmesh.testing.contract.liveness import (  # noqa: E402
     TestLostClaims,
     TestOrphans,
 )
+from fluxmesh.testing.contract.machine import TestRandomVerbs  # noqa: E402
 from fluxmesh.testing.contract.operators import (  # noqa: E402
     TestBatches,
     TestCancel,
@@ -123,6 +124,7 @@ __all__ = [
     "TestParking",
     "TestPausedQueues",
     "TestProgress",
+    "TestRandomVerbs",
     "TestRateLimit",
     "TestReaping",
     "TestRelease",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fluxmesh.job import Job, Status
 
@@ -24,8 +24,13 @@ def walked_counts(jobs: Iterable[Job]) -> tuple[dict[Status, int], dict[tuple[st
     return dict(by_status), dict(queued), failed
 
 
-def walked_queues(jobs: Iterable[Job]) -> dict[str, tuple[tuple[int, ...], int, int, int]]:
-    """(queued by tier, scheduled, running, parked) of every queue with a job that has not ended."""
+def walked_queues(
+    jobs: Iterable[Job], paused: Collection[str] = ()
+) -> dict[str, tuple[tuple[int, ...], int, int, int | None]]:
+    """(queued by tier, scheduled, running, parked) of every queue with a job that has not ended.
+
+    In a paused queue every job waits for something, parked or not: its parked are None.
+    """
     queues: dict[str, tuple[list[int], Counter[str]]] = {}
     for job in jobs:
         if job.ended:
@@ -37,6 +42,11 @@ def walked_queues(jobs: Iterable[Job]) -> dict[str, tuple[tuple[int, ...], int, 
         else:
             other[job.status] += 1
     return {
-        queue: (tuple(queued), other[Status.SCHEDULED], other[Status.RUNNING], other["parked"])
+        queue: (
+            tuple(queued),
+            other[Status.SCHEDULED],
+            other[Status.RUNNING],
+            None if queue in paused else other["parked"],
+        )
         for queue, (queued, other) in queues.items()
     }
