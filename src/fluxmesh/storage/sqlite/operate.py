@@ -97,7 +97,7 @@ def _reprioritise(step: Step, row: Row | None, tier: int) -> Done:
     if row.tier == tier:
         return Done.DONE
     if row.place == place.RUNNING:
-        step.run("operate.set_tier", tier, row.rid)
+        step.run("operate.set_tier", tier, step.next_seq(), row.rid)
         step.count(row.queue, row.tier, place.RUNNING, -1)
         step.count(row.queue, tier, place.RUNNING, 1)
     else:

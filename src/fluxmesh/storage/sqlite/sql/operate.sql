@@ -9,9 +9,9 @@ update <job> set cancel = 1 where rid = ?
 -- :name holder
 select 1 from <job> where queue = ? and unique_key = ? and place < 5
 
--- (tier, rid): a running job keeps its place; the tier counts when it comes back.
+-- (tier, seq, rid): a running job runs on; tier and arrival count when it comes back.
 -- :name set_tier
-update <job> set tier = ? where rid = ?
+update <job> set tier = ?, seq = ? where rid = ?
 
 -- (rid) -> its options, in which its tags stand
 -- :name options
