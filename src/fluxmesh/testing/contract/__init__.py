@@ -17,8 +17,8 @@ test classes; `pytest` does the rest:
         return MyBackend(tmp_path)
 
 Each test is synchronous, runs its scenario with `asyncio.run` under a bound, and moves a `ManualClock` where
-time matters: no plugin for asyncio is needed, and nothing sleeps to wait. `FaultyStorage` loses replies on
-order. A new rule of the port lands here first.
+time matters: beside pytest it needs hypothesis, but no plugin for asyncio, and nothing sleeps to wait.
+`FaultyStorage` loses replies on order. A new rule of the port lands here first.
 """
 
 import pytest

@@ -11,7 +11,16 @@ from fluxmesh.errors import InvalidOption
 from fluxmesh.ids import new_job_id
 from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import Transition
-from fluxmesh.storage.values import Begun, Cancelled, Done, Settled, Verdict
+from fluxmesh.storage.values import (
+    Begun,
+    Cancelled,
+    Done,
+    Owned,
+    ProgressNote,
+    Reap,
+    Settled,
+    Verdict,
+)
 from fluxmesh.testing.contract.lab import (
     CANCELLED,
     COMPLETED,
@@ -300,6 +309,25 @@ class TestReprioritise:
         assert ids(await worker.claim(2)) == [job.id, waiting]
 
     @scenario
+    async def test_a_running_job_comes_back_behind_those_who_wait_in_its_new_tier(self, lab: Lab) -> None:
+        await lab.put(priority=3)
+        worker = await lab.worker()
+        job = await worker.claim_one()
+        waiting = await lab.put(priority=2)
+        await lab.storage.reprioritise([job.id], 2)
+        later = await lab.put(priority=2)
+        await worker.settle(job, INTERRUPTED)
+        assert ids(await worker.claim(3)) == [waiting, job.id, later]
+
+    @scenario
+    async def test_the_tier_a_job_has_already_leaves_it_in_its_place(self, lab: Lab) -> None:
+        """So that a lost reply may be answered by the same call again."""
+        made = await lab.put_many(2)
+        held = await (await lab.worker()).hold_one()
+        assert await lab.storage.reprioritise([held.id], 2) == [Done.DONE]
+        assert await lab.statuses(made) == [Status.CLAIMED, Status.PENDING]
+
+    @scenario
     async def test_a_parked_job_is_found_in_its_new_tier(self, lab: Lab) -> None:
         alien = await lab.put("alien", priority=3)
         await (await lab.worker()).claim(1)
@@ -321,15 +349,22 @@ class TestReprioritise:
 
 
 class TestBatches:
-    @pytest.mark.parametrize("verb", ["cancel", "replay", "discard", "reprioritise"])
+    VERBS = ("cancel", "replay", "discard", "reprioritise", "release", "transfer", "progress", "reap")
+
+    @pytest.mark.parametrize("verb", VERBS)
     @scenario
-    async def test_more_than_a_thousand_ids_are_refused(self, lab: Lab, verb: str) -> None:
+    async def test_more_than_a_thousand_items_are_refused(self, lab: Lab, verb: str) -> None:
         many = [new_job_id() for _ in range(1_001)]
+        ref = (await lab.worker()).ref
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "cancel": lambda: lab.storage.cancel(many),
             "replay": lambda: lab.storage.replay(many),
             "discard": lambda: lab.storage.discard(many),
             "reprioritise": lambda: lab.storage.reprioritise(many, 1),
+            "release": lambda: lab.storage.release(ref, [Owned(job_id, 1) for job_id in many]),
+            "transfer": lambda: lab.storage.transfer(ref, [Owned(job_id, 1) for job_id in many]),
+            "progress": lambda: lab.storage.progress(ref, [ProgressNote(job_id, 1) for job_id in many]),
+            "reap": lambda: lab.storage.reap([Reap(job_id, 1) for job_id in many]),
         }
         with pytest.raises(InvalidOption):
             await calls[verb]()
