@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from fluxmesh.errors import InvalidPayload, PayloadTooLarge
 from fluxmesh.job import HISTORY_KEPT, Attempt, JobError, JobOptions, Outcome
 
+T = TypeVar("T")
 MAX_PAYLOAD_BYTES: Final = 1 << 20
 WARN_PAYLOAD_BYTES: Final = 64 << 10
 MAX_DEPTH: Final = 100
@@ -41,10 +42,25 @@ def _plain_of(value: object) -> object:
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain_of).encode
 _json_sorted = msgspec.json.Encoder(enc_hook=_plain_of, order="sorted").encode
-_decode_payload = msgspec.msgpack.Decoder(tuple[list[Any], dict[str, Any]], ext_hook=_no_extension).decode
-_decode_any = msgspec.msgpack.Decoder(ext_hook=_no_extension).decode
-_decode_options = msgspec.msgpack.Decoder(JobOptions).decode
-_decode_error = msgspec.msgpack.Decoder(JobError).decode
+
+
+def _decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Raises msgspec.MsgspecError for any junk, however deeply it is nested."""
+    decode = msgspec.msgpack.Decoder(kind, ext_hook=_no_extension).decode
+
+    def call(blob: bytes) -> T:
+        try:
+            return decode(blob)
+        except RecursionError as error:
+            raise msgspec.DecodeError("nested too deeply") from error
+
+    return call
+
+
+_decode_payload = _decoder(tuple[list[Any], dict[str, Any]])
+_decode_any: Callable[[bytes], Any] = _decoder(object)
+_decode_options = _decoder(JobOptions)
+_decode_error = _decoder(JobError)
 
 
 def _refuse(value: object, where: str) -> InvalidPayload:
@@ -150,10 +166,7 @@ def encode_payload(
 
 def decode_payload(blob: bytes) -> tuple[list[Any], dict[str, Any]]:
     """Raises msgspec.MsgspecError for anything that is not a payload."""
-    try:
-        return _decode_payload(blob)
-    except RecursionError as error:
-        raise msgspec.DecodeError("nested too deeply") from error
+    return _decode_payload(blob)
 
 
 def payload_hash(task: str, args: Sequence[object], kwargs: dict[str, object]) -> bytes:
@@ -215,8 +228,8 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     error: JobError | None = None
 
 
-_decode_entries = msgspec.msgpack.Decoder(list[_Entry]).decode
-_decode_raw_entries = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_entry = _decoder(_Entry)
+_decode_raw_entries = _decoder(list[msgspec.Raw])
 
 
 def append_history(
@@ -245,18 +258,21 @@ def append_history(
 
 
 def decode_history(blob: bytes | None) -> list[Attempt]:
-    """Oldest first."""
-    if not blob:
-        return []
-    return [
-        Attempt(
-            life=entry.life,
-            attempt=entry.attempt,
-            started_at=None if entry.started_us is None else entry.started_us / 1e6,
-            ended_at=entry.ended_us / 1e6,
-            worker_id=entry.worker_id,
-            outcome=Outcome(entry.outcome),
-            error=entry.error,
-        )
-        for entry in _decode_entries(blob)
-    ]
+    """Oldest first. An entry that cannot be read is left out. Raises msgspec.MsgspecError for junk."""
+    entries = []
+    for raw in _decode_raw_entries(blob) if blob else ():
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):
+            entries.append(_attempt_of(_decode_entry(raw)))
+    return entries
+
+
+def _attempt_of(entry: _Entry) -> Attempt:
+    return Attempt(
+        life=entry.life,
+        attempt=entry.attempt,
+        started_at=None if entry.started_us is None else entry.started_us / 1e6,
+        ended_at=entry.ended_us / 1e6,
+        worker_id=entry.worker_id,
+        outcome=Outcome(entry.outcome),
+        error=entry.error,
+    )

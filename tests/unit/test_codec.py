@@ -9,6 +9,7 @@ import enum
 import json
 import math
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -236,6 +237,19 @@ class TestJunk:
     def test_a_history_of_junk_takes_a_new_entry_all_the_same(self, blob: bytes) -> None:
         told = codec.decode_history(append(blob))
         assert told[-1].outcome is Outcome.FAILED
+
+    @pytest.mark.parametrize("blob", [DEEP, b"\x91" * 100_000, b"\x91\x01", b"\x92\x90\xc0"])
+    def test_known_junk_is_no_history_either(self, blob: bytes) -> None:
+        (told,) = codec.decode_history(append(blob))
+        assert told.outcome is Outcome.FAILED
+
+    @pytest.mark.parametrize(
+        "decode", [codec.decode_options, codec.decode_error, codec.decode_result, codec.decode_history]
+    )
+    def test_junk_of_any_depth_is_junk_and_no_more(self, decode: Callable[[bytes], object]) -> None:
+        for blob in (self.DEEP, b"\x91" * 100_000, b"\x9f" + b"\xc0" * 11 + b"\x91" * 100_000):
+            with pytest.raises(msgspec.MsgspecError):
+                decode(blob)
 
     def test_options_of_junk_are_not_kept_in_mind(self) -> None:
         for _ in range(2):
