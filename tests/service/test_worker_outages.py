@@ -35,6 +35,7 @@ class Line(FaultyStorage):
         super().__init__(storage)
         self.down: set[str] = set()
         self.slow: set[str] = set()
+        self.asked: list[tuple[Any, ...]] = []  # arguments of every exchange
         self.sent = asyncio.Event()
         self.arrive = asyncio.Event()
 
@@ -42,6 +43,8 @@ class Line(FaultyStorage):
         faulty = super()._faulty(verb, real)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            if verb == "exchange":
+                self.asked.append(args)
             if verb in self.down:
                 self.refuse(verb)
             answer = await faulty(*args, **kwargs)
@@ -90,6 +93,13 @@ async def test_lost_replies_and_refusals_of_every_verb_lose_and_double_nothing(s
     assert [(await shop.ended(job_id)).result for job_id in ids] == list(range(30))
     assert sorted(runs) == list(range(30))
     assert (await shop.storage.counts()).stale_settles == 0
+    repeated = [
+        again
+        for again, before in zip(lines.main.asked[1:], lines.main.asked, strict=False)
+        if again == before
+    ]
+    assert len(repeated) == 6  # the very same request, after three lost replies and three refusals
+    assert all(request.settle or request.slots for (request,) in repeated)
 
 
 @workshop()

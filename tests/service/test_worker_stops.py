@@ -92,6 +92,26 @@ async def test_a_body_that_ends_by_itself_while_it_is_being_stopped_keeps_its_en
     assert (job.status, job.attempts) == (Status.DEAD_LETTER, 1)
 
 
+@workshop(hard_grace_s=5.0)
+async def test_a_timeout_that_passes_while_a_body_is_being_stopped_charges_nothing(shop: Workshop) -> None:
+    loop = asyncio.get_running_loop()
+
+    @shop.task("cleans up", timeout=0.5, max_retries=0)
+    async def cleans_up() -> None:
+        began = loop.time()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(max(0.0, began + 0.8 - loop.time()))
+
+    job_id = await shop.put("cleans up")
+    worker = await shop.worker()
+    await shop.witness.saw(JobStarted)
+    await worker.stop(0)
+    job = await shop.job(job_id)
+    assert (job.status, job.attempts, job.interruptions) == (Status.PENDING, 0, 1)
+
+
 @workshop()
 async def test_a_stop_is_idempotent_and_an_unstarted_worker_has_nothing_to_stop(shop: Workshop) -> None:
     await shop.make_worker().stop()
