@@ -90,9 +90,9 @@ class Storage(Protocol):
     async def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
         """The one round trip of a worker. Order: settle, promote what is due, begin, claim.
 
-        settle: applies transitions of jobs running under this very epoch, fenced or not, by (id, token); if the
-        cancel flag stands, every end but COMPLETED becomes CANCELLED. Frees permits and, with a terminal
-        state, the unique key. begin: start held jobs; one that is outranked by a ready job of a higher
+        settle: applies transitions of jobs running under this very epoch, fenced or not, by (id, token); if
+        the cancel flag stands, every end but COMPLETED becomes CANCELLED. Frees permits and, with a
+        terminal state, the unique key. begin: start held jobs; one that is outranked by a ready job of a higher
         tier that this worker could run, or whose queue is paused, is released in the same step. claim:
         strict tiers; inside a tier the queues take turns; inside a queue by arrival sequence, ready and
         parked jobs of own tasks alike. Jobs met that this worker may not run (task unknown to it, rate,
