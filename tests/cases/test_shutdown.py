@@ -12,6 +12,7 @@ from pathlib import Path
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome, Status
 from fluxmesh.storage.values import Cancelled
+from fluxmesh.worker.signals import TELLING_GAP_S
 from tests.cases.beside import beside
 from tests.cases.harness import GRACE_S, Lab, wait_until
 from tests.cases.report import Case
@@ -94,7 +95,11 @@ def hurried(folder: Path, long_task: str) -> None:
         case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, signals=2)
         deploy = Deploy(lab, long_task)
         deploy.first.tell()
+        first_told_at = time.monotonic()
         wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
+        # Signals of one moment are one telling.
+        another_moment = first_told_at + 2 * TELLING_GAP_S
+        wait_until(lambda: time.monotonic() >= another_moment, 2, "another moment")
         told_at = time.monotonic()
         deploy.first.tell()
         code = deploy.first.wait(30)

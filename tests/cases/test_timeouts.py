@@ -35,8 +35,8 @@ def lab_of(folder: Path) -> Lab:
 
 
 def noted(record: Job) -> bool:
-    """Storage knows that it timed out: it is marked so while its body goes on, or over."""
-    return record.timed_out or record.ended
+    """Storage knows that a body timed out: the job is marked so while the body goes on, or charged."""
+    return record.timed_out or record.attempts > 0
 
 
 def four_and_six(folder: Path, task: str, arguments: tuple[Any, ...], *, stops: bool) -> None:
