@@ -189,7 +189,9 @@ class TestFind:
         assert [made[job_id] for job_id in found] == [40, 30, 25, 20, 10, 5]
 
     def test_pending_jobs_are_found_whether_ready_or_parked_and_in_whatever_queue(self, bench: Bench) -> None:
-        made = {bench.put(priority=tier, queue=queue) for tier in range(4) for queue in ("default", "a", "z")}
+        made = {
+            bench.put(priority=tier, queue=queue) for tier in (3, 0, 2, 1) for queue in ("z", "default", "a")
+        }
         parked = bench.put_many(5, "unknown", priority="critical")
         bench.claim(bench.worker(), 1)
         running = bench.found("state:running")
