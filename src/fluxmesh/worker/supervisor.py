@@ -34,7 +34,7 @@ from fluxmesh.worker.signals import TELLING_GAP_S, StopSignals
 KILL_SLACK_S: Final = 2.0  # beyond the grace periods, before a child that was told to stop is killed
 HURRY_KILL_S: Final = 0.6  # after the second telling; the whole worker is to end within 1 s
 # A process manager that signals the process and its group means it once.
-SAME_MOMENT_S: Final = 0.05
+SAME_MOMENT_S: Final = 0.02
 FORWARD_GAP_S: Final = TELLING_GAP_S + 0.05
 
 
