@@ -127,3 +127,31 @@ def test_a_clock_stepped_ahead_by_ten_minutes_makes_no_job_run_twice(folder: Pat
 @beside
 def test_a_clock_set_back_by_ten_minutes_makes_no_job_run_twice(folder: Path) -> None:
     stepped(folder, -600.0)
+
+
+@beside
+def test_a_clock_set_back_just_after_a_death_does_not_hide_it(folder: Path) -> None:
+    """The dead worker's last beat lies ten minutes ahead then, and is taken for one of now."""
+    settings = {"lease_s": LEASE_S, "beat_s": BEAT_S, "proof_of_death": False}
+    with Lab(folder, own_clock=True, **settings) as lab:
+        case = Case(
+            "outage",
+            "sqlite",
+            clock_step_s=-600.0,
+            when="after a death",
+            lease_s=LEASE_S,
+            proof_of_death=False,
+        )
+        first = lab.worker("w1")
+        jobs, door = lab.submit_held(3, "held")
+        lab.await_starts(3, 10)
+        lab.worker("w2")
+        first.kill()
+        lab.step_clock(-600.0)
+        killed_at = time.monotonic()
+        lab.await_starts(6, 30)
+        again = [lab.marks.starts(job=job.id)[1].at - killed_at for job in jobs]
+        case.at_most("last_restart_after_kill_s", max(again), REAPED_WITHIN_S)
+        door.touch()
+        lab.await_ended(jobs, 20)
+        lab.close(case)

@@ -82,6 +82,7 @@ def drained(folder: Path, long_task: str) -> None:
         case.equal("exit_code", code, 0)
         lab.await_ended([deploy.short, *after], 20)
         case.equal("outcomes_of_the_short_one", lab.outcomes(deploy.short), [Outcome.COMPLETED])
+        case.equal("claims_given_back", deploy.first.log.read_text("utf-8").count("jobs released"), 0)
         case.equal("claims_after_the_signal", deploy.started_here("after the signal", deploy.first), 0)
         last = max(mark.at for mark in lab.marks.starts(note="after the signal"))
         case.at_most("others_start_elsewhere_within_s", last - submitted_at, 1.0)
