@@ -265,13 +265,13 @@ async def send(link: Link, jobs: Sequence[NewJob], *, fresh_ids: bool) -> list[J
     the items that were stored are in the error's `accepted`."""
     cap = link.settings.queue_cap
     answers = await link.use(lambda storage: storage.enqueue(jobs, queue_cap=cap))
-    handles = []
+    handles: list[JobHandle[Any]] = []
     for answer in answers:
         if answer.verdict is Verdict.CREATED:
-            handles.append(JobHandle[Any](link, answer.id))
+            handles.append(JobHandle(link, answer.id))
         elif answer.verdict is Verdict.EXISTING:
             own = answer.by == "id" and fresh_ids
-            handles.append(JobHandle[Any](link, answer.id, deduplicated=not own))
+            handles.append(JobHandle(link, answer.id, deduplicated=not own))
         else:
             raise _refused(jobs, answers, cap)
     return handles

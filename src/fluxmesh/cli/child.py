@@ -8,9 +8,10 @@ body could not be stopped, 76 its id was taken over or it was declared dead; 2, 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,9 @@ from fluxmesh.worker.child_process import REPORT_FLAG
 from fluxmesh.worker.deaths import EXIT_FENCED, EXIT_HURRIED, EXIT_RETIRED, EXIT_STOPPED
 
 _NO_FD: Final = -1
+# A worker makes many small objects and few cycles: CPython's 700 allocations a look cost it a tenth of its
+# speed.
+GC_THRESHOLDS: Final = (20_000, 20, 20)
 
 
 class Reports:
@@ -75,7 +79,8 @@ def _run(options: Options) -> int:
         return EXIT_STOPPED
     serving = serving_of(options, settings.concurrency)
     stdin = _take_stdin()
-    code = asyncio.run(_serve(registry, settings, serving, options.id, reports, stdin))
+    settle_memory()
+    code = run_fast(_serve(registry, settings, serving, options.id, reports, stdin))
     if code != EXIT_STOPPED:
         # A body that goes on in a thread would keep the interpreter from ending.
         sys.stdout.flush()
@@ -101,6 +106,22 @@ def load(settings: Settings, options: Options) -> tuple[TaskRegistry, Settings]:
     if options.builtins:
         add_builtins(queue.registry)
     return queue.registry, msgspec.structs.replace(queue.settings, url=queue.url, **own)
+
+
+def settle_memory() -> None:
+    """What is loaded by now stays; the collector need not look at it again, nor after every few jobs."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+def run_fast(main: Coroutine[Any, Any, int]) -> int:
+    """On uvloop where it is installed (the extra `fast`), else on asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def _redirect(fd: int, to: int) -> None:

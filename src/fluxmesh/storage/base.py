@@ -92,10 +92,10 @@ class Storage(Protocol):
 
         settle: applies transitions of jobs running under this very epoch, fenced or not, by (id, token); if
         the cancel flag stands, every end but COMPLETED becomes CANCELLED. Frees permits and, with a
-        terminal state, the unique key. begin: start held jobs; one that is outranked by a ready job of a higher
-        tier that this worker could run, or whose queue is paused, is released in the same step. claim:
-        strict tiers; inside a tier the queues take turns; inside a queue by arrival sequence, ready and
-        parked jobs of own tasks alike. Jobs met that this worker may not run (task unknown to it, rate,
+        terminal state, the unique key. begin: start held jobs; one that is outranked by a ready job of a
+        higher tier that this worker could run, or whose queue is paused, is released in the same step.
+        claim: strict tiers; inside a tier the queues take turns; inside a queue by arrival sequence, ready
+        and parked jobs of own tasks alike. Jobs met that this worker may not run (task unknown to it, rate,
         concurrency) are parked, expired ones expired, at most PARK_CAP a call: then `more` is True and
         nothing of a lower tier is given. A limited job is given running only, never held. A claim that
         leaves ready jobs behind wakes one more worker; one that finds nothing marks this one as waiting.
