@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 
@@ -59,8 +59,11 @@ LOOK_S: Final = 0.25  # how often to look where there are no doorbells
 _WAIT_LOOK_S: Final = 5.0
 _LISTEN_TTL_S: Final = 60.0
 _EVENTS_KEPT: Final = 1_000
+EACH_MOST: Final = 100
 _CLOSE_S: Final = 10.0
 _CLOSE_LOOK_S: Final = 0.002
+
+T = TypeVar("T")
 
 # Bell and lock of every worker run registered by this process, so that a heartbeat on a storage of its
 # own can put back the whole of a missing row.
@@ -111,6 +114,16 @@ class SqliteStorage:
             return _answer(self._transactor.run(call)[0])
         self._writer.put(call)
         return await future
+
+    async def _write_each(
+        self, verb: Callable[..., list[T]], items: Sequence[Any], *args: Any, leading: tuple[Any, ...] = ()
+    ) -> list[T]:
+        """A verb over many items, atomic per item, in transactions that stay short for everybody else."""
+        answers: list[T] = []
+        checked_batch(items)
+        for start in range(0, len(items), EACH_MOST):
+            answers += await self._write(verb, *leading, items[start : start + EACH_MOST], *args)
+        return answers
 
     async def _read(self, verb: Callable[..., Any], *args: Any) -> Any:
         self._check_open()
@@ -207,8 +220,7 @@ class SqliteStorage:
         return True
 
     async def release(self, worker: WorkerRef, jobs: Sequence[Owned]) -> list[bool]:
-        answer: list[bool] = await self._write(ownership.release, worker, checked_batch(jobs))
-        return answer
+        return await self._write_each(ownership.release, jobs, leading=(worker,))
 
     async def transfer(self, thief: WorkerRef, jobs: Sequence[Owned]) -> list[ClaimedJob]:
         answer: list[ClaimedJob] = await self._write(ownership.transfer, thief, checked_batch(jobs))
@@ -219,8 +231,7 @@ class SqliteStorage:
         return answer
 
     async def progress(self, worker: WorkerRef, notes: Sequence[ProgressNote]) -> list[bool]:
-        answer: list[bool] = await self._write(ownership.progress, worker, checked_batch(notes))
-        return answer
+        return await self._write_each(ownership.progress, notes, leading=(worker,))
 
     # -- liveness ------------------------------------------------------------------------------------
     async def beat(self, worker: WorkerRef, owned: Sequence[Owned] | None, view: WorkerView) -> BeatAnswer:
@@ -237,8 +248,7 @@ class SqliteStorage:
         return answer
 
     async def reap(self, items: Sequence[Reap]) -> list[Settled]:
-        answer: list[Settled] = await self._write(liveness.reap, checked_batch(items))
-        return answer
+        return await self._write_each(liveness.reap, items)
 
     async def command(self, worker_id: str, command: str | None) -> bool:
         answer: bool = await self._write(liveness.command, worker_id, command)
@@ -259,20 +269,16 @@ class SqliteStorage:
 
     # -- operators -----------------------------------------------------------------------------------
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
-        answer: list[Cancelled] = await self._write(operate.cancel, checked_batch(ids))
-        return answer
+        return await self._write_each(operate.cancel, ids)
 
     async def replay(self, ids: Sequence[str]) -> list[Done]:
-        answer: list[Done] = await self._write(operate.replay, checked_batch(ids))
-        return answer
+        return await self._write_each(operate.replay, ids)
 
     async def discard(self, ids: Sequence[str]) -> list[Done]:
-        answer: list[Done] = await self._write(operate.discard, checked_batch(ids))
-        return answer
+        return await self._write_each(operate.discard, ids)
 
     async def reprioritise(self, ids: Sequence[str], tier: int) -> list[Done]:
-        answer: list[Done] = await self._write(operate.reprioritise, checked_batch(ids), tier)
-        return answer
+        return await self._write_each(operate.reprioritise, ids, tier)
 
     async def pause(self, queue: str) -> bool:
         answer: bool = await self._write(operate.pause, queue)
