@@ -20,7 +20,7 @@ cases: setup ## the failure cases at their full waiting times, and the table of 
 	@mkdir -p build && rm -f build/cases.jsonl
 	FLUXMESH_TEST_CASES=full FLUXMESH_TEST_CASE_LINES=$(CURDIR)/build/cases.jsonl \
 		$(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
-	$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md
+	$(if $(PYTEST_ARGS),,$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md)
 
 bench: setup ## measure, and print the figures as ratios to the floor
 	$(PYTHON) -m benchmarks.run_benchmark

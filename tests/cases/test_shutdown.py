@@ -72,7 +72,7 @@ def drained(folder: Path, long_task: str) -> None:
         deploy = Deploy(lab, long_task)
         told_at = time.monotonic()
         deploy.first.tell()
-        wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
+        wait_until(lambda: _status(lab, "w1") == "draining", 5, "w1 drains")
         after = deploy.submit_more()
         submitted_at = time.monotonic()
         deploy.door.touch()
@@ -97,7 +97,7 @@ def hurried(folder: Path, long_task: str) -> None:
         deploy = Deploy(lab, long_task)
         deploy.first.tell()
         first_told_at = time.monotonic()
-        wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
+        wait_until(lambda: _status(lab, "w1") == "draining", 5, "w1 drains")
         # Signals of one moment are one telling.
         another_moment = first_told_at + 2 * TELLING_GAP_S
         wait_until(lambda: time.monotonic() >= another_moment, 2, "another moment")
@@ -174,7 +174,7 @@ def test_c18_a_job_may_be_cancelled_in_every_state(folder: Path) -> None:
         last = lab.submit("anap", 600.0, "draining")
         lab.await_starts(1, 10, note="draining")
         group.tell()
-        wait_until(lambda: _status(lab, "w1") == "draining", 2, "w1 drains")
+        wait_until(lambda: _status(lab, "w1") == "draining", 5, "w1 drains")
         last.cancel()
         case.equal("exit_code", group.wait(20), 0)
         case.equal("draining_status", last.status, Status.CANCELLED)
