@@ -18,6 +18,8 @@ from fluxmesh.clock import SystemClock
 from fluxmesh.config import Settings
 from fluxmesh.errors import StorageUnreachable
 from fluxmesh.storage.base import Storage
+from fluxmesh.storage.registry import open_storage
+from fluxmesh.storage.values import Registration
 from fluxmesh.worker.child_process import ChildSpec
 from fluxmesh.worker.supervisor import HURRY_KILL_S, KILL_SLACK_S, SAME_MOMENT_S, Supervisor
 from tests.service.log_tap import LogTap, tapped
@@ -374,3 +376,40 @@ def test_killing_the_group_kills_the_child_too(tmp_path: Path) -> None:
     finally:
         os.close(child)
         supervisor.communicate(timeout=10)
+
+
+def test_a_worker_whose_id_a_later_one_took_over_ends_instead_of_taking_it_back(
+    play: Callable[[Play], None],
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        settings = Settings()
+
+        async def opened(inline: bool) -> Storage:
+            url = f"sqlite:///{scene.path('tasks.db')}"
+            return await open_storage(url, settings, create=True, inline=inline)
+
+        storage = await opened(False)
+        later = Registration(
+            "w", ("default",), (2,), (), 1, settings.lease_s, settings.beat_every_s, "box", 7
+        )
+        epoch = await storage.register(later)
+        spec = scene.spec("w", f"epoch={epoch - 1}", "ready", "exit=76")
+        assert await scene.supervisor(spec, open_storage=opened).run() == 1
+        [taken] = scene.tap.found("worker id taken")
+        assert (taken["by_pid"], taken["by_host"]) == (7, "box")
+        assert len(scene.tap.found("worker started")) == 1
+        await storage.close()
+
+    play(scenario)
+
+
+def test_a_fenced_worker_starts_again_if_nobody_has_its_id(play: Callable[[Play], None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        spec = scene.spec("w", "epoch=1", f"once={scene.path('mark')}", "exit=76")
+        run = asyncio.create_task(scene.supervisor(spec).run())
+        await scene.tap.until("worker started", count=2)
+        await scene.tap.until("worker ready")
+        tell()
+        assert await run == 0
+
+    play(scenario)

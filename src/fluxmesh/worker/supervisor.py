@@ -21,6 +21,7 @@ from fluxmesh.storage.values import WorkerRef
 from fluxmesh.worker.child_process import ChildProcess, ChildSpec
 from fluxmesh.worker.death_reporter import CLOSE_S, DeathReporter
 from fluxmesh.worker.deaths import (
+    EXIT_FENCED,
     EXIT_HURRIED,
     EXIT_STOPPED,
     STABLE_AFTER_S,
@@ -29,6 +30,7 @@ from fluxmesh.worker.deaths import (
     next_step,
     restart_delay_s,
 )
+from fluxmesh.worker.rival import live_rival
 from fluxmesh.worker.signals import TELLING_GAP_S, StopSignals
 
 KILL_SLACK_S: Final = 2.0  # beyond the grace periods, before a child that was told to stop is killed
@@ -59,7 +61,8 @@ class Supervisor:
     """Keeps one child alive for each spec until it is told to stop.
 
     `open_storage` is called at the first death. With `settings.proof_of_death` off, deaths are not
-    declared: the leases run out.
+    declared: the leases run out. A child whose id another live worker has taken over is not started again:
+    the later one keeps the id, and this whole worker ends with 1.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Supervisor:
     ) -> None:
         self._places = [_Place(spec) for spec in children]
         self._settings = settings
+        self._open_storage = open_storage
         self._reporter = DeathReporter(
             open_storage=open_storage, settings=settings, clock=clock, rng=rng or random.Random()
         )
@@ -85,7 +89,8 @@ class Supervisor:
 
     async def run(self) -> int:
         """Start the children and keep them. Answers the exit code: 0 when all have ended after one
-        telling or of their own accord, 1 after a second telling, or that of a child which cannot start.
+        telling or of their own accord, 1 after a second telling or if another took over a child's id, or
+        that of a child which cannot start.
 
         Takes over SIGTERM and SIGINT meanwhile: runs on the main thread.
         """
@@ -162,7 +167,25 @@ class Supervisor:
             child.send(signal.SIGTERM)  # told while it was being started
         code = await child.wait()
         place.child = None
-        return self._ended(place, child, code)
+        step = self._ended(place, child, code)
+        if step is Next.RESTART and code == EXIT_FENCED and await self._outlived_by_rival(place, child):
+            return Next.GIVE_UP
+        return step
+
+    async def _outlived_by_rival(self, place: _Place, child: ChildProcess) -> bool:
+        rival = await live_rival(self._open_storage, place.spec.worker_id, child.epoch or 0)
+        if rival is None:
+            return False
+        place.log.error(
+            "worker id taken",
+            by_pid=rival.pid,
+            by_host=rival.hostname,
+            hint="give every worker an --id of its own, or leave it out",
+        )
+        if not self._told.is_set():
+            self._exit_code = EXIT_HURRIED
+            self.stop()
+        return True
 
     def _ended(self, place: _Place, child: ChildProcess, code: int) -> Next:
         stopping = self._told.is_set()
