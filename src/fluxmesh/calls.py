@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+from fluxmesh.callshape import CallShape
 from fluxmesh.codec import WARN_PAYLOAD_BYTES
 from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import InvalidOption, InvalidPayload, PayloadTooLarge
@@ -84,10 +85,15 @@ class SubmitOptions(JobFields, total=False):
 
 
 class BoundTask(Generic[P, R]):
-    """A task's name with options for its jobs. Making one checks every option."""
+    """A task's name with options for its jobs. Making one checks every option.
 
-    def __init__(self, link: Link, name: str, fields: Mapping[str, Any]) -> None:
+    `shape`: how its function is called, if it is defined in this process; arguments are held against it."""
+
+    def __init__(
+        self, link: Link, name: str, fields: Mapping[str, Any], shape: CallShape | None = None
+    ) -> None:
         self._link = link
+        self._shape = shape
         self._fields = dict(fields)
         self._template = prepare({**self._fields, "task": name})
         self.name: Final = name
@@ -99,7 +105,7 @@ class BoundTask(Generic[P, R]):
             raise InvalidOption(name, "is no option", hint="give arguments to delay() or enqueue()")
         dropped = {_EITHER.get(name) for name in given}
         kept = {name: value for name, value in self._fields.items() if name not in dropped}
-        return BoundTask(self._link, self.name, {**kept, **given})
+        return BoundTask(self._link, self.name, {**kept, **given}, self._shape)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit one job and wait until it is stored.
@@ -131,6 +137,8 @@ class BoundTask(Generic[P, R]):
         return handles
 
     def _job(self, args: Sequence[Any], kwargs: dict[str, Any]) -> NewJob:
+        if self._shape is not None:
+            self._shape.check(args, kwargs)
         job = self._template.job(args, kwargs, limit=self._link.settings.payload_limit_bytes)
         if len(job.payload) > WARN_PAYLOAD_BYTES:
             _log.warning("large payload", task=self.name, job_id=job.id, size_bytes=len(job.payload))
@@ -166,7 +174,7 @@ class _Defined(BoundTask[P, R]):
 
     def __init__(self, link: Link, definition: TaskDefinition) -> None:
         sent = {name: value for name, value in definition.fields.items() if name not in RUN_OPTIONS}
-        super().__init__(link, definition.name, sent)
+        super().__init__(link, definition.name, sent, definition.shape)
         self.definition: Final = definition
         functools.update_wrapper(self, definition.function)  # type: ignore[arg-type]
 

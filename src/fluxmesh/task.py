@@ -12,6 +12,7 @@ from typing import Any, Final, ForwardRef, get_args
 from msgspec import Struct
 
 from fluxmesh.backoff import Backoff
+from fluxmesh.callshape import CallShape
 from fluxmesh.codec import decode_options
 from fluxmesh.config import Settings
 from fluxmesh.context import Context
@@ -41,6 +42,7 @@ class TaskDefinition(Struct, frozen=True):
     function: Callable[..., Any]
     is_async: bool
     takes_context: str | None
+    shape: CallShape
     spec: TaskSpec
     fields: Mapping[str, Any]
     on_lease_lost: str | None = None
@@ -104,11 +106,13 @@ def define(function: Callable[..., Any], name: str | None, options: Mapping[str,
         own.get("max_concurrent"),
         decode_options(template.options),
     )
+    context = _context_parameter(function)
     return TaskDefinition(
         name=full,
         function=function,
         is_async=inspect.iscoroutinefunction(function),
-        takes_context=_context_parameter(function),
+        takes_context=context,
+        shape=CallShape.of(function, context),
         spec=spec,
         fields=fields,
         on_lease_lost=own.get("on_lease_lost"),

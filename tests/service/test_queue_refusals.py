@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from fluxmesh import DuplicateTask, InvalidOption, InvalidPayload, PayloadTooLarge, Queue, UsageError
+from fluxmesh import (
+    Context,
+    DuplicateTask,
+    InvalidOption,
+    InvalidPayload,
+    PayloadTooLarge,
+    Queue,
+    Status,
+    UsageError,
+)
 from fluxmesh.calls import AsyncTask
 
 
@@ -320,3 +329,26 @@ def test_a_worker_with_an_impossible_option_is_refused(
         with pytest.raises(InvalidOption) as caught:
             start(**arguments)
         assert message in str(caught.value)
+
+
+def test_arguments_that_the_function_cannot_take_are_refused_where_they_are_given(queue: Queue) -> None:
+    @queue.task
+    async def pay(order: int, *, currency: str = "EUR", ctx: Context) -> None: ...
+
+    wrong: Any = pay
+    for call in (
+        lambda: wrong.delay(),
+        lambda: wrong.delay(1, curency="USD"),
+        lambda: wrong.options(delay=5).delay(1, 2),
+        lambda: queue.submit(pay.name, [1, 2]),
+    ):
+        with pytest.raises(InvalidPayload, match="the arguments do not fit") as caught:
+            call()
+        assert caught.value.hint == "it is pay(order, *, currency='EUR')"
+    with pytest.raises(InvalidPayload, match="item 1: the arguments do not fit: missing"):
+        pay.map([(1,), ()])
+    assert nothing_was_stored(queue)
+
+
+def test_a_task_whose_code_is_elsewhere_takes_any_arguments(queue: Queue) -> None:
+    assert queue.submit("shop.elsewhere", [1, 2], {"x": 3}).status is Status.PENDING

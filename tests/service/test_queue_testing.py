@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,3 +138,21 @@ def test_the_fixtures_are_there_wherever_fluxmesh_is_installed(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+def test_the_context_may_stand_anywhere_among_the_parameters(
+    fluxmesh_queue: Queue, fluxmesh_worker: DrivenWorker
+) -> None:
+    @fluxmesh_queue.task
+    def first(ctx: Context, number: int) -> list[int]:
+        return [ctx.attempt, number]
+
+    @fluxmesh_queue.task
+    async def middle(number: int, ctx: Context | None = None, more: int = 0) -> list[int]:
+        assert ctx is not None
+        return [ctx.attempt, number, more]
+
+    untyped: Any = first
+    jobs = [untyped.delay(7), middle.delay(7, None, 8), middle.delay(7, more=8)]
+    assert fluxmesh_worker.run_until_idle() == 3
+    assert [job.result(timeout=0) for job in jobs] == [[1, 7], [1, 7, 8], [1, 7, 8]]

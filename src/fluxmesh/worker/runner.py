@@ -101,8 +101,8 @@ class Runner:
         run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
         self._table.add(run)
         self._deadlines.watch(run.deadline)
-        if plan.takes_context is not None:
-            kwargs[plan.takes_context] = run.context
+        if plan.shape is not None:
+            plan.shape.place(args, kwargs, run.context)
         if plan.is_async:
             self._table.await_entry(run)
             # The name is the job's id: the loop's current task then tells which job blocks it.
@@ -121,7 +121,7 @@ class Runner:
         plan = Plan(
             function=definition.function if definition is not None else None,
             is_async=definition is not None and definition.is_async,
-            takes_context=definition.takes_context if definition is not None else None,
+            shape=definition.shape if definition is not None and definition.takes_context else None,
             options=options,
             policy=policy_for(options, own, self._settings),
             timeout_s=timeout_s,

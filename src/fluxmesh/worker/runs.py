@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from fluxmesh.callshape import CallShape
 from fluxmesh.context import Context
 from fluxmesh.job import JobOptions
 from fluxmesh.outcome import Policy
@@ -23,7 +24,7 @@ class Plan(Struct, frozen=True):
 
     function: Callable[..., Any] | None
     is_async: bool
-    takes_context: str | None
+    shape: CallShape | None
     options: JobOptions
     policy: Policy
     timeout_s: float
