@@ -8,25 +8,36 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from fluxmesh.job import Outcome, Status
 from tests.cases.beside import beside
 from tests.cases.harness import LEASE_S, REAP_S, Lab, crashed, together, wait_until
+from tests.cases.marks import lives
 from tests.cases.report import Case, scaled
 
 
-def test_c01_jobs_of_a_worker_killed_in_the_middle_run_elsewhere(lab: Lab) -> None:
-    case = Case("C01", "sqlite", concurrency=4, running=4, queued=20, delayed=5, lease_s=LEASE_S)
-    first = lab.worker("w1", concurrency=4)
+def killed(pid: int, ended: dict[int, int]) -> bool:
+    """Gone by SIGKILL. Its status may be missing: a supervisor that waits for it and dies in the same
+    moment may still have taken it."""
+    return ended.get(pid, signal.SIGKILL) == signal.SIGKILL and not lives(pid)
+
+
+@pytest.mark.parametrize("kind", ["worker command", "run_worker()"])
+def test_c01_jobs_of_a_worker_killed_in_the_middle_run_elsewhere(lab: Lab, kind: str) -> None:
+    case = Case("C01", "sqlite", w1=kind, concurrency=4, running=4, queued=20, delayed=5, lease_s=LEASE_S)
+    start = lab.worker if kind == "worker command" else lab.direct_worker
+    first = start("w1", concurrency=4)
     running = lab.submit_many("nap", [(scaled(5), "running")] * 4)
     lab.await_starts(4, 10, note="running")
     queued = lab.submit_many("nap", [(scaled(0.4), "queued")] * 20)
     delayed = lab.submit_many("nap", [(0.0, "delayed")] * 5, delay=scaled(6))
-    pids = {mark.pid for mark in lab.marks.starts(note="running")}
+    [body_pid] = {mark.pid for mark in lab.marks.starts(note="running")}
     killed_at = time.monotonic()
     ended = first.kill()
-    case.equal("process_of_the_bodies_is_one", len(pids), 1)
-    case.equal("wtermsig_of_the_bodies_process", ended.get(pids.pop()), signal.SIGKILL)
-    case.equal("wtermsig_of_its_supervisor", ended[first.pid], signal.SIGKILL)
+    case.equal("wtermsig_of_w1", ended[first.pid], signal.SIGKILL)
+    case.equal("bodies_process_was_killed", killed(body_pid, ended), True)
+    case.equal("bodies_ran_in_the_tests_child", body_pid == first.pid, kind == "run_worker()")
     lab.worker("w2", concurrency=4)
     up_at = time.monotonic()
 
@@ -140,7 +151,7 @@ def killed_beside_an_idle_one(folder: Path, *, proof: bool, lease_s: float, boun
         case.equal("processes_of_the_bodies", len({mark.pid for mark in marks}), 1)
         killed_at = time.monotonic()
         ended = busy.kill()
-        case.equal("wtermsig", ended.get(marks[0].pid), signal.SIGKILL)
+        case.equal("bodies_process_was_killed", killed(marks[0].pid, ended), True)
         lab.await_starts(8, 30)
         again = [lab.marks.starts(job=handle.id)[1].at - killed_at for handle in handles]
         case.at_most("last_restart_after_kill_s", max(again), bound_s)

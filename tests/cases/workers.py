@@ -59,7 +59,8 @@ class Group:
         return self._process.wait(within_s)
 
     def kill(self) -> dict[int, int]:
-        """`kill -9` of the whole group. The signal that ended each of its processes, by pid; 0 = none."""
+        """`kill -9` of the whole group. The signal that ended each of its processes, by pid; 0 = none. One
+        whose status its own parent took while dying is missing. None of the group is left."""
         ended: dict[int, int] = {}
         if self._process.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
