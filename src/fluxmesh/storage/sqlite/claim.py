@@ -70,6 +70,7 @@ class Claim:
         self.left_behind = False
         self._limits = step.limits()
         self._paused = {row[0] for row in step.all("claim.paused")}
+        step.open_freed()
         self._lanes = step.all("claim.open_lanes")
         self._budget = PARK_CAP
         self._shut: set[str] = set()

@@ -147,6 +147,7 @@ class Step:
         self._ended: list[str] = []
         self._freed_tasks: set[str] = set()
         self._freed_keys: set[str] = set()
+        self._opened_keys: set[str] = set()
         self._stale = 0
         self._limits: dict[str, Limit] | None = None
         self._rings: list[tuple[str, bytes]] = []
@@ -234,6 +235,12 @@ class Step:
         if key is not None:
             self._freed_keys.add(key)
 
+    def open_freed(self) -> None:
+        """Let a claim of this very step see what a settle before it made free."""
+        for key in self._freed_keys - self._opened_keys:
+            self.run("step.open_key", key)
+        self._opened_keys |= self._freed_keys
+
     def stale(self) -> None:
         self._stale += 1
 
@@ -265,8 +272,8 @@ class Step:
         for task in self._freed_tasks:
             for queue, tier, _ in self.all("step.lanes_of", "t", task):
                 self.ready(queue, tier, task)
+        self.open_freed()
         for key in self._freed_keys:
-            self.run("step.open_key", key)
             for queue, tier, _ in self.all("step.lanes_of", "k", key):
                 self.ready(queue, tier, "")
 
