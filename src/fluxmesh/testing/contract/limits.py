@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fluxmesh.job import Status
-from fluxmesh.storage.values import PARK_CAP, Begun, Settled, TaskSpec
+from fluxmesh.storage.values import PARK_CAP, Begun, Settle, Settled, TaskSpec
 from fluxmesh.testing.contract.lab import (
     CRASHED,
     INTERRUPTED,
@@ -277,6 +277,21 @@ class TestConcurrencyKey:
         await worker.claim_one()
         (held,) = await worker.hold(1)
         assert await worker.begin(held) == [Begun.BEGUN]
+
+    @scenario
+    async def test_a_settle_lets_the_waiting_of_its_key_be_claimed_in_the_same_exchange(
+        self, lab: Lab
+    ) -> None:
+        """Else a lower tier would be started before it."""
+        made = await lab.put_many(2, concurrency_key="k", priority=0)
+        low = await lab.put(priority=3)
+        worker = await lab.worker()
+        (first,) = await worker.claim(1)
+        (held,) = await worker.hold(1)
+        assert held.id == low
+        settle = [Settle(first.id, first.token, dead())]
+        answer = await worker.exchange(settle=settle, begin=[own(held)], slots=1)
+        assert (answer.begun, ids(answer.running)) == ((Begun.OUTRANKED,), made[1:])
 
     @scenario
     async def test_cancelling_a_waiting_job_leaves_the_others_their_turn(self, lab: Lab) -> None:

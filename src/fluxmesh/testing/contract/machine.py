@@ -60,7 +60,7 @@ JOBS_MOST: Final = 40
 
 pick = st.integers(0, 1_000)
 short = st.sampled_from([0.0, 0.2])
-few = st.lists(pick, max_size=4)
+few = st.lists(pick, min_size=1, max_size=4)
 some_tiers = st.sampled_from([TIERS, TIERS, (0, 1), (2, 3)])
 # Each part of a submission is one of a few; most jobs are plain.
 PARTS: Final[tuple[tuple[dict[str, Any], ...], ...]] = (
@@ -68,8 +68,8 @@ PARTS: Final[tuple[tuple[dict[str, Any], ...], ...]] = (
     ({}, {}, {"concurrency_key": "one"}, {"concurrency_key": "two", "concurrency_limit": 2}),
     ({}, {}, {}, {"unique_key": "u1"}, {"unique_key": "u2"}),
     ({}, {}, {}, {"idempotency_key": "i1"}, {"idempotency_key": "i2"}),
-    ({}, {"queue": "second"}),
-    ({}, {"priority": 0}, {"priority": 1}, {"priority": 3}),
+    ({}, {}, {"queue": "second"}),
+    ({}, {}, {}, {"priority": 0}, {"priority": 3}),
     ({"task": "plain"}, {"task": "plain"}, *({"task": task} for task in TASKS)),
     ({}, {"argument": 1}),
 )
