@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -77,7 +77,8 @@ _BOOLS: Final = {
 
 
 def _unknown(where: str, name: str, known: tuple[str, ...]) -> InvalidOption:
-    close = difflib.get_close_matches(name.lower(), known, n=1)
+    lowered = [one.lower() for one in known]
+    close = [near for near in known if near.lower() in difflib.get_close_matches(name.lower(), lowered, n=1)]
     hint = f"did you mean {close[0]!r}?" if close else "`fluxmesh config show` lists every setting"
     return InvalidOption(name, f"unknown setting in {where}", hint=hint)
 
@@ -89,7 +90,7 @@ def _from_env(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         name = key.removeprefix(ENV_PREFIX).lower()
         if name not in NAMES:
-            raise _unknown("the environment", key, tuple(ENV_PREFIX.lower() + n for n in NAMES))
+            raise _unknown("the environment", key, tuple(ENV_PREFIX + n.upper() for n in NAMES))
         found[name] = text
     return found
 
@@ -175,7 +176,22 @@ def _convert(name: str, value: Any, source: str) -> Any:
         return getattr(msgspec.convert({name: value}, Settings, strict=False), name)
     except msgspec.ValidationError as error:
         message = str(error).replace("`", "'").split(" - at ")[0]
-        raise InvalidOption(name, f"{value!r} from {source}: {message}") from None
+        raise InvalidOption(name, f"{value!r} from {source}: {message}", hint=_what_would_do(name)) from None
+
+
+def _what_would_do(name: str) -> str:
+    """The values that a setting takes, in words. Only for a message: working it out is slow."""
+    note = get_type_hints(Settings, include_extras=True)[name]
+    for part in (note, *get_args(note)):
+        if get_origin(part) is Literal:
+            return " or ".join(str(choice) for choice in get_args(part))
+        for meta in (item for item in get_args(part) if isinstance(item, Meta)):
+            low = meta.ge if meta.ge is not None else meta.gt
+            if low is None:
+                return "letters, digits, dots and dashes, at most 64, the first a letter or a digit"
+            above = "more than " if meta.ge is None else ""
+            return f"{above}{low:,}" + (" or more" if meta.le is None else f" to {meta.le:,}")
+    return "see `fluxmesh config show`"
 
 
 def _checked_together(settings: Settings) -> Settings:

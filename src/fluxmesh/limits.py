@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from fluxmesh.clock import US
-from fluxmesh.errors import InvalidOption
+from fluxmesh.errors import InvalidOption, shown
 
 _PERIODS_US: Final = {"s": US, "m": 60 * US, "h": 3_600 * US}
 _RATE: Final = re.compile(r"(\d{1,9})/([smh])")
@@ -36,11 +36,13 @@ class Rate(Struct, frozen=True):
         return self.count * self.interval_us
 
 
-def parse_rate(text: str) -> Rate:
+def parse_rate(text: object) -> Rate:
     """Read "100/m". Raises InvalidOption for anything but a positive count per s, m or h."""
-    match = _RATE.fullmatch(text)
+    match = _RATE.fullmatch(text) if isinstance(text, str) else None
     if match is None or int(match[1]) == 0:
-        raise InvalidOption("rate_limit", f"{text!r} is not a rate", hint='write "10/s", "100/m" or "1000/h"')
+        raise InvalidOption(
+            "rate_limit", f"{shown(text)} is not a rate", hint='write "10/s", "100/m" or "1000/h"'
+        )
     return Rate(int(match[1]), _PERIODS_US[match[2]])
 
 

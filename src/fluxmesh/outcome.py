@@ -32,7 +32,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def checked_delay_s(field: str, seconds: float) -> float:
     """A delay that is a finite number of seconds in 0..MAX_DELAY_S, else InvalidOption."""
     if not is_number(seconds):
-        raise InvalidOption(field, f"{shown(seconds)} is not a number of seconds")
+        hint = "seconds as a number, such as 0.5 or 90"
+        raise InvalidOption(field, f"{shown(seconds)} is not a number of seconds", hint=hint)
     if not 0 <= seconds <= MAX_DELAY_S:
         raise InvalidOption(field, f"{shown(seconds)} seconds is out of range", hint="0 s to 10 years")
     return float(seconds)

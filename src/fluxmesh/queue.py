@@ -409,7 +409,10 @@ def load_app(text: str) -> Queue:
     """The Queue that "module:name" means, the working directory searched first. Raises AppImportFailed."""
     module_name, found, attribute = text.partition(":")
     if not found or not module_name or not attribute:
-        raise AppImportFailed(f"{text[:200]!r} is not module:queue", hint="such as shop.jobs:queue")
+        hint = (
+            f"{text}:queue, if its Queue has that name" if text.isidentifier() else "such as shop.jobs:queue"
+        )
+        raise AppImportFailed(f"{text[:200]!r} is not module:queue", hint=hint)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -417,13 +420,25 @@ def load_app(text: str) -> Queue:
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
         hint = "run it in the folder where the module lies, or set PYTHONPATH"
-        if not (isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))):
+        if module_name.endswith(".py"):
+            hint = f"{module_name.removesuffix('.py').replace('/', '.')}:{attribute}"
+        elif not (isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))):
             hint = f"`python -c 'import {module_name}'` shows where"
         raise AppImportFailed(f"the module {module_name!r} cannot be imported: {what}", hint=hint) from error
     for part in attribute.split("."):
         if not hasattr(value, part):
-            raise AppImportFailed(f"the module {module_name!r} has no {attribute!r}", hint="name its Queue")
+            raise AppImportFailed(
+                f"the module {module_name!r} has no {attribute!r}", hint=_its_queues(module_name)
+            )
         value = getattr(value, part)
     if not isinstance(value, Queue):
-        raise AppImportFailed(f"{text!r} is a {type(value).__name__} and not a Queue", hint="name its Queue")
+        raise AppImportFailed(
+            f"{text!r} is of type {type(value).__name__} and not a Queue", hint=_its_queues(module_name)
+        )
     return value
+
+
+def _its_queues(module_name: str) -> str:
+    names = vars(sys.modules[module_name]).items()
+    found = [f"{module_name}:{name}" for name, value in names if isinstance(value, Queue)]
+    return " or ".join(found[:3]) or "name its Queue"

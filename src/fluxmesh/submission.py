@@ -87,6 +87,7 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 FIELDS: Final = tuple(Submission.__struct_fields__)
 _ALIASES: Final = {"timeout": "timeout_seconds", "delay": "delay_seconds", "expires_in": "expires_in_seconds"}
+TASK_ONLY: Final = ("rate_limit", "max_concurrent", "on_lease_lost")
 OPTION_FIELDS: Final = frozenset(FIELDS) - {"task", "args", "kwargs"} | frozenset(_ALIASES)
 
 
@@ -290,15 +291,24 @@ class Template(Struct, frozen=True):
         )
 
 
-def normalised(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by their full names, unset ones left out. An unknown name raises with a suggestion."""
+def _unknown(name: str, extra: Sequence[str]) -> InvalidOption:
+    if name in TASK_ONLY:
+        return InvalidOption(name, "belongs to a task, not to one job", hint=f"@queue.task({name}=…)")
+    known = [*(field for field in FIELDS if field not in ("task", "args", "kwargs")), *_ALIASES, *extra]
+    close = difflib.get_close_matches(name, known, n=1)
+    short = (field for field in known if field not in _ALIASES.values())
+    hint = f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(short)
+    return InvalidOption(name, "unknown option", hint=hint)
+
+
+def normalised(fields: Mapping[str, Any], *, extra: Sequence[str] = ()) -> dict[str, Any]:
+    """Fields by their full names, unset ones left out. An unknown name raises with a suggestion; `extra` are
+    names that the caller knows besides."""
     out: dict[str, Any] = {}
     for name, value in fields.items():
         full = _ALIASES.get(name, name)
         if full not in FIELDS:
-            close = difflib.get_close_matches(name, [*FIELDS, *_ALIASES], n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see the submission fields of the contract"
-            raise InvalidOption(str(name)[:80], "unknown option", hint=hint)
+            raise _unknown(str(name)[:80], extra)
         if full in out:
             raise InvalidOption(name, f"given twice, as {full!r} too")
         if value is not UNSET and value is not None:

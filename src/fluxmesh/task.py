@@ -22,6 +22,7 @@ from fluxmesh.limits import parse_rate
 from fluxmesh.outcome import Policy
 from fluxmesh.storage.values import TaskSpec
 from fluxmesh.submission import (
+    TASK_ONLY,
     checked_int,
     checked_name,
     checked_queue,
@@ -30,7 +31,6 @@ from fluxmesh.submission import (
     prepare,
 )
 
-TASK_ONLY: Final = frozenset({"rate_limit", "max_concurrent", "on_lease_lost"})
 _PER_JOB: Final = frozenset({"id", "idempotency_key", "run_at"})
 _BETWEEN_NAMES: Final = re.compile(r"[\s|\[\],'\"]+")
 
@@ -85,7 +85,9 @@ def _main_name() -> str:
 def define(function: Callable[..., Any], name: str | None, options: Mapping[str, Any]) -> TaskDefinition:
     """Check a function and its options. Raises InvalidOption with the option's name."""
     own = {key: value for key, value in options.items() if key in TASK_ONLY}
-    fields = normalised({key: value for key, value in options.items() if key not in TASK_ONLY})
+    fields = normalised(
+        {key: value for key, value in options.items() if key not in TASK_ONLY}, extra=TASK_ONLY
+    )
     for key in _PER_JOB & fields.keys():
         raise InvalidOption(key, "belongs to one job, not to a task", hint="use .options(...)")
     full = checked_name("task", task_name(function) if name is None else name)

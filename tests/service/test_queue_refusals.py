@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ def nothing_was_stored(queue: Queue) -> bool:
 OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prioritty": "high"}, "prioritty: unknown option", "did you mean 'priority'"),
     ({"retries": 3}, "retries: unknown option", "did you mean 'max_retries'"),
+    ({"dealy": 3}, "dealy: unknown option", "did you mean 'delay'"),
+    ({"zzz": 3}, "zzz: unknown option", "known: queue, priority, max_retries,"),
+    ({"delay": timedelta(seconds=3)}, "delay_seconds: datetime.timedelta(seconds=3)", "seconds as a number"),
     ({"max_retries": -1}, "max_retries: -1 is out of range", "0 to"),
     ({"max_retries": 1.5}, "max_retries: 1.5 is not a whole number", ""),
     ({"max_retries": True}, "max_retries: True is not a whole number", ""),
@@ -106,7 +109,7 @@ def test_a_bad_option_of_a_call_is_refused(
         ({"id": "7"}, "id: '7' is not a UUIDv7"),
         ({"args": [1]}, "args: is no option"),
         ({"task": "other"}, "task: is no option"),
-        ({"rate_limit": "1/s"}, "rate_limit: unknown option"),
+        ({"rate_limit": "1/s"}, "rate_limit: belongs to a task, not to one job (@queue.task(rate_limit=…))"),
     ],
 )
 def test_what_belongs_to_one_job_is_checked_when_it_is_given(
@@ -290,6 +293,10 @@ def test_a_large_payload_is_warned_of(task: AsyncTask[..., Any], caplog: pytest.
         ({"settings": {"leas_s": 3}}, "leas_s: unknown setting in the arguments (did you mean 'lease_s'?)"),
         ({"settings": {"lease_s": 1}}, "lease_s: 1"),
         ({"url": "nosql://x"}, "unknown storage 'nosql' (known: sqlite://)"),
+        ({"url": "jobs.db"}, "'jobs.db' is a path and not a URL (write sqlite:///jobs.db)"),
+        ({"durability": "full"}, "(process or power)"),
+        ({"scheduler_batch_size": 0}, "(1 to 1,000)"),
+        ({"settings": {"lease_s": "x"}}, "(2 to 86,400)"),
         ({"url": "sqlite:///a.db", "db_path": "b.db"}, "db_path: given together with url"),
     ],
 )
@@ -352,3 +359,17 @@ def test_arguments_that_the_function_cannot_take_are_refused_where_they_are_give
 
 def test_a_task_whose_code_is_elsewhere_takes_any_arguments(queue: Queue) -> None:
     assert queue.submit("shop.elsewhere", [1, 2], {"x": 3}).status is Status.PENDING
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate_limits": "1/s"}, "did you mean 'rate_limit'?"),
+        ({"max_concurent": 1}, "did you mean 'max_concurrent'?"),
+        ({"rate_limit": 100}, "rate_limit: 100 is not a rate"),
+    ],
+)
+def test_a_slip_in_what_only_tasks_have_is_told(queue: Queue, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        queue.task(**options)(lambda: None)
+    assert message in str(caught.value)

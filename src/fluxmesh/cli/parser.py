@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
@@ -38,8 +39,36 @@ class Parser(argparse.ArgumentParser):
         with output.writing():
             super().print_help(file)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # What a verb does not know is refused by the verb: its help is the one to look at.
+        known, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self._refuse(f"unrecognized arguments: {' '.join(rest)}", self._meant(rest))
+        return known, rest
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\nhint: `{self.prog} --help` shows the options and an example\n")
+        self._refuse(message, "")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            close = difflib.get_close_matches(str(value), [str(one) for one in action.choices or ()], n=1)
+            self._refuse(str(error), close[0] if close else "")
+
+    def _meant(self, words: Sequence[str]) -> str:
+        for word in words:
+            known = self._option_string_actions
+            if word.startswith("--") and (
+                close := difflib.get_close_matches(word.partition("=")[0], known, n=1)
+            ):
+                return close[0]
+        return ""
+
+    def _refuse(self, message: str, meant: str) -> NoReturn:
+        guess = f"did you mean {meant}? " if meant else ""
+        help_ = f"`{self.prog} --help` shows the options and an example"
+        self.exit(2, f"error: {message}\nhint: {guess}{help_}\n")
 
 
 def examples(*lines: str) -> str:

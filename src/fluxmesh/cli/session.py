@@ -10,10 +10,11 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from fluxmesh.cli import output
+from fluxmesh.cli.nearby import databases_in
 from fluxmesh.cli.parser import Options
 from fluxmesh.cli.run import run_async
 from fluxmesh.config import Settings, load_settings
-from fluxmesh.errors import InvalidOption
+from fluxmesh.errors import InvalidOption, StorageMissing
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import masked, open_storage, resolved_url
 
@@ -75,7 +76,15 @@ def announce(settings: Settings, text: str, *, event: str, **fields: object) -> 
 @asynccontextmanager
 async def storage_of(settings: Settings, *, create: bool = False) -> AsyncIterator[Storage]:
     """The storage of these settings, closed at the end. Only daemons and the demo may create it."""
-    storage = await open_storage(resolved_url(settings.url), settings, create=create)
+    try:
+        storage = await open_storage(resolved_url(settings.url), settings, create=create)
+    except StorageMissing as error:
+        found = databases_in(Path.cwd())
+        if not found:
+            raise
+        raise StorageMissing(
+            error.message, hint=f"here is: {', '.join(found)}; try --url {found[0]}"
+        ) from None
     try:
         yield storage
     finally:

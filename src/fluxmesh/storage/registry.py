@@ -28,6 +28,8 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
     if url is None:
         return f"sqlite:///{DEFAULT_DATABASE}"
     scheme = urlsplit(url).scheme
+    if not scheme and url and "://" not in url:
+        raise InvalidOption("url", f"{url!r} is a path and not a URL", hint=f"write sqlite:///{url}")
     if scheme not in BACKENDS:
         known = ", ".join(f"{name}://" for name in BACKENDS)
         raise InvalidOption("url", f"{masked(url)!r}: unknown storage {scheme!r}", hint=f"known: {known}")
