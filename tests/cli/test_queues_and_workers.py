@@ -66,6 +66,20 @@ def test_doctor_finds_a_served_database_well(served: str, tmp_path: Path) -> Non
     assert {"file system", "free space"} <= checks.keys()
 
 
+def test_doctor_finds_jobs_in_a_queue_that_no_worker_serves(served: str, tmp_path: Path) -> None:
+    submit(served, tmp_path, "file_digest", "--queue", "mail")
+    done = run("doctor", "--url", served, cwd=tmp_path)
+    assert done.code == 0
+    assert "no worker serves: mail" in done.out
+    assert "hint: queues: start one: `fluxmesh worker --queues mail`" in done.err
+
+
+def test_doctor_finds_jobs_in_a_paused_queue(url: str, tmp_path: Path) -> None:
+    submit(url, tmp_path, "t", "--queue", "mail")
+    run("queues", "pause", "mail", "--url", url, cwd=tmp_path)
+    assert "`fluxmesh queues resume mail`" in run("doctor", "--url", url, cwd=tmp_path).err
+
+
 def test_doctor_warns_where_nobody_works(url: str, tmp_path: Path) -> None:
     code, checks = findings(url, tmp_path)
     assert (code, checks["workers"]["status"]) == (0, "warn")
@@ -116,7 +130,7 @@ def test_config_shows_every_setting_and_where_it_stands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "word"),
     [
-        ({"FLUXMESH_LEESE_S": "3"}, "fluxmesh_lease_s"),
+        ({"FLUXMESH_LEESE_S": "3"}, "did you mean 'FLUXMESH_LEASE_S'?"),
         ({"FLUXMESH_LEASE_S": "soon"}, "FLUXMESH_LEASE_S"),
         ({"FLUXMESH_LEASE_S": "nan"}, "lease_s"),
         ({"FLUXMESH_URL": "memory://"}, "SQLite"),

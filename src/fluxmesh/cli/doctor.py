@@ -25,7 +25,7 @@ from fluxmesh.errors import StorageError
 from fluxmesh.events import Event
 from fluxmesh.ids import new_nonce
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import StorageInfo, WorkerInfo
+from fluxmesh.storage.values import QueueStats, StorageInfo, WorkerInfo
 
 OLDEST_PYTHON: Final = (3, 11)
 SQLITE_WANTED: Final = (3, 51, 3)  # older ones have the WAL-reset bug, which can corrupt a database
@@ -93,8 +93,10 @@ async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) ->
             checks += [version_check(info), file_system_check(details.get("file system", "unknown"))]
             checks.append(await _doorbell_check(storage))
             fleet = await storage.fleet()
-            waiting = sum(sum(queue.queued) for queue in await storage.queue_stats())
-            checks += [workers_check(fleet, waiting), beats_check(fleet, clock.wall_us() / US)]
+            queues = await storage.queue_stats()
+            waiting = sum(sum(queue.queued) for queue in queues)
+            checks += [workers_check(fleet, waiting), queues_check(fleet, queues)]
+            checks.append(beats_check(fleet, clock.wall_us() / US))
     except StorageError as error:
         checks.append(Check("storage", Health.FAIL, error.message, error.hint))
         return error.exit_code
@@ -191,6 +193,29 @@ def workers_check(fleet: Sequence[WorkerInfo], waiting: int) -> Check:
         hint = "start one: `fluxmesh worker`"
         return Check("workers", Health.WARN, text, hint)
     return Check("workers", Health.OK, text)
+
+
+def queues_check(fleet: Sequence[WorkerInfo], queues: Sequence[QueueStats]) -> Check:
+    """Jobs that wait where nobody looks."""
+    served = {name for worker in fleet if worker.status in _ALIVE for name in worker.queues}
+    paused = [item.queue for item in queues if item.paused and sum(item.queued)]
+    alone = [item.queue for item in queues if sum(item.queued) and item.queue not in served]
+    if alone and served:
+        hint = f"start one: `fluxmesh worker --queues {','.join(alone[:5])}`"
+        return Check("queues", Health.WARN, f"jobs wait, but no worker serves: {', '.join(alone[:5])}", hint)
+    if paused:
+        hint = f"when it may go on: `fluxmesh queues resume {paused[0]}`"
+        return Check("queues", Health.WARN, f"jobs wait, paused: {', '.join(paused[:5])}", hint)
+    parked = sum(item.parked for item in queues)
+    if parked:
+        hint = "`fluxmesh jobs list --q state:pending` says what each waits for"
+        return Check(
+            "queues",
+            Health.OK,
+            f"{parked:,} jobs wait for a limit, or for a worker that has their task",
+            hint,
+        )
+    return Check("queues", Health.OK, f"{len(queues)} known")
 
 
 def beats_check(fleet: Sequence[WorkerInfo], now_s: float) -> Check:

@@ -184,7 +184,7 @@ class Housekeeper(Service):
         if answer.armed:
             self._log.info("leases armed")
         elif before is None:
-            self._log.info("leases disarmed", why="nobody has looked after this storage lately")
+            self._log.debug("leases disarmed", why="nobody has looked after this storage lately")
         else:
             self._log.warning("leases disarmed", why="storage was out of sight or its clock was stepped")
 
