@@ -198,8 +198,8 @@ def workers_check(fleet: Sequence[WorkerInfo], waiting: int) -> Check:
 def queues_check(fleet: Sequence[WorkerInfo], queues: Sequence[QueueStats]) -> Check:
     """Jobs that wait where nobody looks."""
     served = {name for worker in fleet if worker.status in _ALIVE for name in worker.queues}
-    paused = [item.queue for item in queues if item.paused and sum(item.queued)]
-    alone = [item.queue for item in queues if sum(item.queued) and item.queue not in served]
+    paused = [item.queue for item in queues if item.paused and any(item.queued)]
+    alone = [item.queue for item in queues if any(item.queued) and item.queue not in served]
     if alone and served:
         hint = f"start one: `fluxmesh worker --queues {','.join(alone[:5])}`"
         return Check("queues", Health.WARN, f"jobs wait, but no worker serves: {', '.join(alone[:5])}", hint)
