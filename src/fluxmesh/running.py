@@ -54,7 +54,8 @@ class WorkerHandle:
         return self._worker.running_count if self._worker is not None else 0
 
     def start(self) -> None:
-        """Open the storage, register, begin to claim. Raises what hinders it; a second call does nothing."""
+        """Open the storage, register, begin to claim. Raises what hinders it; a second call does nothing while
+        it runs, and is a UsageError once it has ended."""
         self._begin().result()
 
     def stop(self, grace: float | None = None) -> None:
@@ -85,6 +86,10 @@ class WorkerHandle:
                 )
                 atexit.register(self._end, os.getpid())
                 self._thread.start()
+            elif self._ended.done() and self._ended.exception() is None:
+                raise UsageError(
+                    f"worker {self.worker_id!r} has ended", hint="make a new one: queue.worker()"
+                )
         return self._started
 
     def _serve(self) -> None:
@@ -123,6 +128,10 @@ class WorkerHandle:
         if self._thread is None:
             raise UsageError(f"worker {self.worker_id!r} was not started", hint="call start() first")
         return self._ended
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended.done() else "new" if self._thread is None else "started"
+        return f"<WorkerHandle {self.worker_id} {state}>"
 
     def _end(self, pid: int) -> None:
         if pid == os.getpid() and self._thread is not None and not self._ended.done():

@@ -37,6 +37,17 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
     queue.close()
 
 
+def test_a_worker_that_has_ended_is_not_started_again(queue: Queue) -> None:
+    worker = queue.worker(worker_id="w")
+    assert repr(worker) == "<WorkerHandle w new>"
+    worker.start()
+    assert repr(worker) == "<WorkerHandle w started>"
+    worker.stop()
+    assert repr(worker) == "<WorkerHandle w ended>"
+    with pytest.raises(UsageError, match="make a new one"):
+        worker.start()
+
+
 # -- on a thread -----------------------------------------------------------------------------------
 def test_a_worker_runs_jobs_until_it_is_stopped(queue: Queue) -> None:
     @queue.task
