@@ -54,8 +54,8 @@ class WorkerHandle:
         return self._worker.running_count if self._worker is not None else 0
 
     def start(self) -> None:
-        """Open the storage, register, begin to claim. Raises what hinders it; a second call does nothing while
-        it runs, and is a UsageError once it has ended."""
+        """Open the storage, register, begin to claim. Raises what hinders it. A second call does nothing
+        while it runs, and is a UsageError once it has ended."""
         self._begin().result()
 
     def stop(self, grace: float | None = None) -> None:

@@ -401,7 +401,7 @@ def test_an_application_is_loaded_by_its_name() -> None:
         (":queue", "is not module:queue"),
         ("shop_app_of_this_test:", "is not module:queue"),
         ("shop_app_of_this_test:other", "has no 'other'"),
-        ("shop_app_of_this_test:number", "is a int and not a Queue"),
+        ("shop_app_of_this_test:number", "is of type int and not a Queue"),
         ("nowhere_at_all:queue", "No module named 'nowhere_at_all' (run it in the folder"),
         ("broken_app_of_this_test:queue", "cannot be imported: JSONDecodeError: Expecting property name"),
         ("exiting_app_of_this_test:queue", "cannot be imported: SystemExit: 9"),
