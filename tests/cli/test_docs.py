@@ -1,0 +1,81 @@
+"""What README.md and docs/tutorial.md show is run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from fluxmesh.calls import SubmitOptions, TaskOptions
+from tests.architecture.gates import ROOT
+from tests.cli.harness import Running, environment, run
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+_LONG_NAMES = {"timeout_seconds", "delay_seconds", "expires_in_seconds"}
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def printed(folder: Path, script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=folder,
+        env=environment({"PYTHONPATH": str(folder)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_first_job_of_the_readme(tmp_path: Path) -> None:
+    app, shop = python_blocks(README)
+    (tmp_path / "app.py").write_text(app)
+    (tmp_path / "shop.py").write_text(shop)
+    with Running("worker", "--app", "app:queue", cwd=tmp_path) as worker:
+        worker.until("worker ready")
+        assert "done 7" in printed(tmp_path, "shop.py")
+        listed = run("jobs", "list", cwd=tmp_path, env={"FLUXMESH_URL": "sqlite:///tasks.db"})
+        assert "COMPLETED  app.process_order" in listed.out
+
+
+def test_the_shop_of_the_tutorial(tmp_path: Path) -> None:
+    jobs, script = python_blocks(TUTORIAL)
+    (tmp_path / "jobs.py").write_text(jobs)
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "a.png").write_bytes(b"png")
+    with Running("worker", "--app", "jobs:queue", "--queues", "default,images", cwd=tmp_path) as worker:
+        worker.until("worker ready")
+        assert "order 7: sent to ada@example.org" in printed(tmp_path, "script.py")
+
+
+def test_the_shop_of_the_tutorial_has_types(tmp_path: Path) -> None:
+    jobs, script = python_blocks(TUTORIAL)
+    (tmp_path / "jobs.py").write_text(jobs)
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "jobs.py"), str(tmp_path / "script.py")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_tutorial_names_every_option() -> None:
+    for name in (TaskOptions.__annotations__.keys() | SubmitOptions.__annotations__.keys()) - _LONG_NAMES:
+        assert f"`{name}`" in TUTORIAL, name
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
