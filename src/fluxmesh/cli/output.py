@@ -139,14 +139,14 @@ def tell_error(message: str, hint: str = "") -> None:
 
 
 def instant(seconds: float | None) -> str:
-    """Epoch seconds as UTC, to the millisecond."""
+    """Epoch seconds as UTC, to the millisecond; the bare number for what no calendar holds."""
     if seconds is None:
         return ""
-    return (
-        datetime.fromtimestamp(seconds, UTC)
-        .isoformat(sep=" ", timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
+    try:
+        at = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:.0f}"
+    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
 def tier(number: int) -> str:

@@ -10,6 +10,8 @@
 --   * rid is the arrival sequence at creation: it never repeats, and orders jobs by creation.
 --   * The columns that may be large stand last: a row is judged without reading past its first page.
 --   * request is the exchange by which a job was given to its present owner; null for any other way.
+--   * What another hand writes past the verbs is refused (strict, check) where it would hurt more than its own
+--     row: a verb adds to these numbers and sorts by these values for a whole batch.
 --   * <tally> holds the number of jobs by (queue, tier, place); rows of 0 are removed by prune.
 --   * <lane> holds the parking sets: kind t = of a task, k = of a concurrency key. n = its jobs.
 --     A key's set is closed (open = 0) only while as many jobs of the key run as its limit allows.
@@ -18,19 +20,19 @@
 create table <job> (
   rid integer primary key,
   id text not null unique,
-  place integer not null,
+  place integer not null check (place between 0 and 8),
   lane text not null,
-  pos integer not null,
-  seq integer not null,
+  pos integer not null check (abs(pos) <= 4611686018427387903),
+  seq integer not null check (abs(seq) <= 4611686018427387903),
   queue text not null,
-  tier integer not null,
+  tier integer not null check (tier between 0 and 3),
   task text not null,
-  token integer not null default 0,
-  life integer not null default 1,
-  attempts integer not null default 0,
-  crashes integer not null default 0,
-  snoozes integer not null default 0,
-  interruptions integer not null default 0,
+  token integer not null default 0 check (abs(token) <= 4611686018427387903),
+  life integer not null default 1 check (life between 0 and 2147483647),
+  attempts integer not null default 0 check (attempts between 0 and 2147483647),
+  crashes integer not null default 0 check (crashes between 0 and 2147483647),
+  snoozes integer not null default 0 check (snoozes between 0 and 2147483647),
+  interruptions integer not null default 0 check (interruptions between 0 and 2147483647),
   options blob,
   created_us integer not null,
   due_us integer,
@@ -56,7 +58,7 @@ create table <job> (
   result blob,
   history blob,
   error blob
-);
+) strict;
 create index <job_place> on <job> (place, lane, pos);
 create index <job_queue> on <job> (queue);
 create index <job_task> on <job> (task);
@@ -65,19 +67,19 @@ create index <job_running_key> on <job> (concurrency_key) where place = 4 and co
 create index <job_expires> on <job> (expires_us) where expires_us is not null and place < 4;
 create index <job_group> on <job> (fingerprint, pos) where fingerprint is not null and place = 6;
 create index <job_reason> on <job> (reason) where place = 6;
-create table <tag> (tag text not null, rid integer not null, primary key (tag, rid)) without rowid;
+create table <tag> (tag text not null, rid integer not null, primary key (tag, rid)) strict, without rowid;
 create table <idempotency> (
   key text primary key,
   payload_hash blob not null,
   job_id text not null,
   status text,
   forget_us integer
-) without rowid;
+) strict, without rowid;
 create index <idempotency_forget> on <idempotency> (forget_us) where forget_us is not null;
 create table <tally> (
   queue text not null, tier integer not null, place integer not null, n integer not null,
   primary key (queue, tier, place)
-) without rowid;
+) strict, without rowid;
 create table <lane> (
   lane text primary key,
   queue text not null,
@@ -86,13 +88,13 @@ create table <lane> (
   ref text not null,
   n integer not null,
   open integer not null default 1
-) without rowid;
+) strict, without rowid;
 create index <lane_ref> on <lane> (kind, ref);
-create table <queue> (queue text primary key, paused integer not null) without rowid;
+create table <queue> (queue text primary key, paused integer not null) strict, without rowid;
 create table <task> (
   task text primary key, spec blob not null, epoch integer not null, limited integer not null,
   tat_us real not null default 0
-) without rowid;
+) strict, without rowid;
 create index <task_limited> on <task> (task) where limited = 1;
 create table <worker> (
   epoch integer primary key,
@@ -112,15 +114,15 @@ create table <worker> (
   command text,
   bell text,
   lock text
-);
-create table <missing> (epoch integer primary key, seen_us integer not null, boot_id text not null);
+) strict;
+create table <missing> (epoch integer primary key, seen_us integer not null, boot_id text not null) strict;
 create table <waiter> (
   job_id text not null, bell text not null, until_us integer not null, primary key (job_id, bell)
-) without rowid;
+) strict, without rowid;
 create table <listener> (
   bell text not null, topic text not null, until_us integer not null, primary key (topic, bell)
-) without rowid;
-create table <meta> (name text primary key, value) without rowid;
+) strict, without rowid;
+create table <meta> (name text primary key, value any) strict, without rowid;
 
 -- :name first_values
 insert into <meta> (name, value) values
