@@ -57,6 +57,11 @@ class TestUrl:
     def test_a_path_means_the_file_of_that_very_name(self, tmp_path: Path, name: str) -> None:
         assert path_of(resolved_url(None, tmp_path / name)) == tmp_path / name
 
+    def test_a_link_means_the_file_it_points_to_so_that_its_bells_are_shared(self, tmp_path: Path) -> None:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "link.db").symlink_to("data/tasks.db")
+        assert path_of(f"sqlite:///{tmp_path}/link.db") == tmp_path / "data" / "tasks.db"
+
 
 class TestFileSystem:
     MOUNTS = """\

@@ -32,7 +32,8 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def path_of(url: str) -> Path:
-    """sqlite:///relative.db, sqlite:////absolute.db."""
+    """sqlite:///relative.db, sqlite:////absolute.db. Links are followed, as SQLite does with the log: whoever
+    names a file through a link must find the same bells and locks beside it."""
     rest = url.removeprefix("sqlite://")
     if "?" in rest or "#" in rest:
         raise InvalidOption(
@@ -42,7 +43,7 @@ def path_of(url: str) -> Path:
         raise InvalidOption(
             "url", f"{url!r} names no file", hint="sqlite:///tasks.db or sqlite:////var/lib/tasks.db"
         )
-    return Path(unquote(rest[1:])).expanduser().absolute()
+    return Path(os.path.realpath(Path(unquote(rest[1:])).expanduser()))
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
