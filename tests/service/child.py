@@ -1,8 +1,8 @@
 """A tiny worker process for the supervisor's tests: speaks the report protocol and does as it is told.
 
 python child.py JOURNAL STEP… --report-fd N. The journal gets a line for each thing that happens to it.
-Steps: epoch=N, ready, junk, exit=N, obey (drain at the first telling: 0; at the second: 1), deaf (ignores
-SIGTERM), once=PATH (goes on only if PATH is not there yet, and creates it; else obeys), eof.
+Steps: epoch=N, ready, junk, ended, exit=N, obey (drain at the first telling: 0; at the second: 1), deaf
+(ignores SIGTERM), once=PATH (goes on only if PATH is not there yet, and creates it; else obeys), eof.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Child:
         def first() -> None:
             self.note("told once")
             if drains:
+                self.report(b'{"ended": true}')
                 done.set_result(0)
 
         def second() -> None:
@@ -56,6 +57,8 @@ class Child:
                 case "junk":
                     self.report(b"\xff\x00{[" * 10)
                     self.report(b'"text"')
+                case "ended":
+                    self.report(b'{"ended": true}')
                 case "once":
                     try:
                         os.close(os.open(value, os.O_CREAT | os.O_EXCL))

@@ -251,7 +251,7 @@ def test_a_retired_child_is_replaced_without_back_off(play: Callable[[Play], Non
 
 def test_a_worker_whose_children_all_left_of_their_own_accord_ends(play: Callable[[Play], None]) -> None:
     async def scenario(scene: Scene) -> None:
-        assert await scene.supervisor(scene.spec("w", "epoch=5", "exit=0")).run() == 0
+        assert await scene.supervisor(scene.spec("w", "epoch=5", "ended", "exit=0")).run() == 0
         assert scene.tap.found("service round failed") == []  # a clean end is not declared
 
     play(scenario)

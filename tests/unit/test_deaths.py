@@ -27,7 +27,6 @@ def test_an_end_is_told_in_words(code: int, how: str) -> None:
 @pytest.mark.parametrize(
     ("code", "was_ready", "stopping", "step"),
     [
-        (0, True, False, Next.LEAVE),
         (0, False, True, Next.LEAVE),
         (-9, True, True, Next.LEAVE),
         (75, True, True, Next.LEAVE),
@@ -43,7 +42,13 @@ def test_an_end_is_told_in_words(code: int, how: str) -> None:
     ],
 )
 def test_what_follows_an_end(code: int, was_ready: bool, stopping: bool, step: Next) -> None:
-    assert next_step(code, was_ready=was_ready, stopping=stopping) is step
+    assert next_step(code, was_ready=was_ready, stopping=stopping, said_so=False) is step
+
+
+@pytest.mark.parametrize(("said_so", "step"), [(True, Next.LEAVE), (False, Next.RESTART)])
+def test_a_status_of_0_is_a_planned_end_only_if_the_worker_said_so(said_so: bool, step: Next) -> None:
+    """A body may call os._exit(0)."""
+    assert next_step(0, was_ready=True, stopping=False, said_so=said_so) is step
 
 
 def test_restarts_back_off_from_at_once_to_a_bound() -> None:

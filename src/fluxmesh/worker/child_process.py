@@ -2,7 +2,7 @@
 
 * Its standard input never carries a byte: its end of file tells the child that the supervisor is gone.
 * `--report-fd N` (appended to its arguments) takes JSON lines from the child: {"epoch": 17} when it has
-  registered, {"ready": true} when it takes jobs.
+  registered, {"ready": true} when it takes jobs, {"ended": true} when its worker has come to its end.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class Report(Struct, frozen=True):
 
     epoch: int | None = None
     ready: bool = False
+    ended: bool = False
 
 
 _decode = msgspec.json.Decoder(Report).decode
 
 
 class ChildProcess:
-    """A running child. `epoch` and `ready` are what it has reported; both are final once `wait` is over."""
+    """A running child. `epoch`, `ready`, `ended` are what it has reported; final once `wait` is over."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class ChildProcess:
         self.pid = process.pid
         self.epoch: int | None = None
         self.ready = False
+        self.ended = False
         self._process = process
         self._stdin_fd = stdin_fd
         self._report_fd = report_fd
@@ -134,6 +136,7 @@ class ChildProcess:
         if report.ready and not self.ready:
             self.ready = True
             self._on_ready()
+        self.ended = self.ended or report.ended
 
 
 def _close(*fds: int) -> None:

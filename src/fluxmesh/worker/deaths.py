@@ -45,9 +45,10 @@ def how_ended(code: int) -> str:
     return f"exit status {code}"
 
 
-def next_step(code: int, *, was_ready: bool, stopping: bool) -> Next:
-    """What follows the end of a child. `was_ready`: some child in this place has worked before."""
-    if stopping or code == EXIT_STOPPED:
+def next_step(code: int, *, was_ready: bool, stopping: bool, said_so: bool) -> Next:
+    """What follows the end of a child. `was_ready`: some child in this place has worked before. `said_so`: it
+    reported its end, so that a status of 0 is its own; a body may end the process with any status."""
+    if stopping or (code == EXIT_STOPPED and said_so):
         return Next.LEAVE
     if code == EXIT_RETIRED:
         return Next.REPLACE

@@ -191,11 +191,12 @@ class Supervisor:
         stopping = self._told.is_set()
         by_us = place.killed or (stopping and code in (EXIT_HURRIED, -signal.SIGTERM))
         how = STOPPED if by_us else how_ended(code)
-        if code != EXIT_STOPPED and child.epoch is not None and self._settings.proof_of_death:
+        left = code == EXIT_STOPPED and child.ended
+        if not left and child.epoch is not None and self._settings.proof_of_death:
             self._reporter.report(WorkerRef(place.spec.worker_id, child.epoch), how)
-        say = place.log.info if code == EXIT_STOPPED or by_us else place.log.warning
+        say = place.log.info if left or by_us else place.log.warning
         say("worker ended", pid=child.pid, epoch=child.epoch, how=how)
-        step = next_step(code, was_ready=place.was_ready, stopping=stopping)
+        step = next_step(code, was_ready=place.was_ready, stopping=stopping, said_so=child.ended)
         if step is Next.GIVE_UP:
             self._exit_code = code
             self.stop()
