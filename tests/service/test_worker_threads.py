@@ -129,6 +129,39 @@ def test_a_call_interrupted_before_it_began_is_never_entered() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_body_that_leaves_a_trace_function_behind_ends_as_any_other(interrupted: bool) -> None:
+    """A debugger does. In CPython 3.11 a thread with one stood still for ever once the flag of an
+    asynchronous exception was up and none was there to raise."""
+
+    async def scenario() -> None:
+        pool = ThreadPool(asyncio.get_running_loop(), "test")
+        inside, release = threading.Event(), threading.Event()
+
+        def body() -> str:
+            inside.set()
+            release.wait(LIMIT_S)
+            sys.settrace(lambda *_: None)
+            return "done"
+
+        call, ended = call_of(body)
+        pool.submit(call)
+        await asyncio.to_thread(inside.wait, LIMIT_S)
+        if interrupted:
+            call.interrupt(JobInterrupted)
+        release.set()
+        async with asyncio.timeout(LIMIT_S / 3):
+            await ended
+        following, its_end = call_of(spin, 10)
+        pool.submit(following)
+        async with asyncio.timeout(LIMIT_S / 3):
+            await its_end
+        assert (following.error, following.value) == (None, "done")
+        pool.close()
+
+    asyncio.run(scenario())
+
+
 def test_threads_are_made_when_needed_used_again_and_replaced_when_abandoned() -> None:
     async def scenario() -> None:
         pool = ThreadPool(asyncio.get_running_loop(), "test")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ from fluxmesh.storage.values import ClaimedJob, OnDeath, Settle
 from fluxmesh.task import TaskRegistry, policy_for, timeout_for
 from fluxmesh.worker import ending
 from fluxmesh.worker.deadlines import Deadlines
+from fluxmesh.worker.forked import end_if_forked
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted, Observer
 from fluxmesh.worker.progress import ProgressSender
@@ -63,6 +65,7 @@ class Runner:
         observer: Observer | None,
     ) -> None:
         self._loop = loop
+        self._pid = os.getpid()
         self._registry = registry
         self._settings = settings
         self._cancel_on_lapse = cancel_on_lapse
@@ -157,8 +160,10 @@ class Runner:
         try:
             value = await function(*args, **kwargs)
         except BaseException as error:  # of any kind: it ends the run and nothing else
+            end_if_forked(self._pid, error)
             self._raised(run, error)
         else:
+            end_if_forked(self._pid, None)
             self._returned(run, value)
 
     def _start_on_thread(

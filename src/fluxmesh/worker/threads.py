@@ -5,7 +5,9 @@ at its next bytecode. The exception must hit nothing but the body: not the pool'
 next job on the thread. Hence
 * it is only ever sent under the call's lock while the call is in phase ENTERED;
 * the thread leaves that phase under the same lock and takes back what was sent and not yet raised;
-* one exception of each kind, so two in all, are sent to one call; the code around the body catches two.
+* one exception of each kind, so two in all, are sent to one call; the code around the body catches two;
+* what was taken back leaves CPython's flag for it up (3.11: every thread then runs slower, and one with a
+  trace function never goes on), so one more is raised and caught where it does no harm.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import ctypes
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,10 +25,12 @@ from typing import Any, Final
 
 from fluxmesh.obs.log import get_logger
 from fluxmesh.outcome import JobInterrupted, JobTimeout
+from fluxmesh.worker.forked import end_if_forked
 
 _log = get_logger("worker")
 _set_async_exc: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _LATE: Final = (JobTimeout, JobInterrupted)
+_TURNS: Final = 100_000  # far more than the interpreter needs to raise what was sent
 _UNKNOWN: Final = JobInterrupted("the body was interrupted")
 Interruption = type[JobTimeout] | type[JobInterrupted]
 
@@ -110,6 +115,7 @@ class ThreadCall:
             self._leave()
 
     def _call(self) -> None:
+        pid = os.getpid()
         try:
             with self._lock:
                 if self._sent:
@@ -120,6 +126,7 @@ class ThreadCall:
             self.error = None
         except BaseException as error:  # of any kind: it is the body's, and ends no more than the body
             self.error = error
+        end_if_forked(pid, self.error)
 
     def _note_late(self, late: BaseException) -> None:
         if self.error is _UNKNOWN:
@@ -127,9 +134,20 @@ class ThreadCall:
 
     def _leave(self) -> None:
         with self._lock:
-            if self.phase is Phase.ENTERED:
+            taken_back = self.phase is Phase.ENTERED and bool(self._sent)
+            if taken_back:
                 _set_async_exc(ctypes.c_ulong(self._ident), None)
             self.phase = Phase.LEFT
+        if taken_back:
+            self._lower_flag()
+
+    def _lower_flag(self) -> None:
+        try:
+            _set_async_exc(ctypes.c_ulong(self._ident), ctypes.py_object(JobInterrupted))
+            for _ in range(_TURNS):
+                pass
+        except _LATE:
+            pass
 
 
 class ThreadPool:
