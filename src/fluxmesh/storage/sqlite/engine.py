@@ -261,7 +261,8 @@ class Reader(Worker):
             try:
                 return call.future, call.verb(self._db, *call.args), None
             finally:
-                self._db.execute("commit")
+                if self._db.in_transaction:  # an error may have ended it, and is what shall be told
+                    self._db.execute("commit")
         except apsw.Error as error:
             return call.future, None, told(error, self._path)
         except Exception as error:
