@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from fluxmesh.calls import AsyncTask, BoundTask, SubmitOptions, Task, TaskDecorator, TaskOptions, defined
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import Settings, load_settings
-from fluxmesh.errors import AppImportFailed, InvalidOption
+from fluxmesh.errors import AppImportFailed, InvalidOption, UsageError
 from fluxmesh.handle import JobHandle, not_found
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import TIERS, Job
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_loading: list[str] = []  # modules that load_app is importing now
 
 
 class Queue:
@@ -243,6 +246,11 @@ class Queue:
         Options as for `worker`. Raises WorkerRetired, WorkerFenced, StorageError."""
         from fluxmesh.running import run_until_signal
 
+        if _loading:
+            raise UsageError(
+                f"run_worker() is called while {_loading[-1]!r} is imported for a worker",
+                hint='put the call under `if __name__ == "__main__":`',
+            )
         make, _ = self._worker_maker(queues, tiers, concurrency, reserve, grace_s, worker_id, on_lease_lost)
         return run_until_signal(make)
 
@@ -415,6 +423,7 @@ def load_app(text: str) -> Queue:
         raise AppImportFailed(f"{text[:200]!r} is not module:queue", hint=hint)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    _loading.append(module_name)
     try:
         value: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -425,6 +434,8 @@ def load_app(text: str) -> Queue:
         elif not (isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))):
             hint = f"`python -c 'import {module_name}'` shows where"
         raise AppImportFailed(f"the module {module_name!r} cannot be imported: {what}", hint=hint) from error
+    finally:
+        _loading.pop()
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise AppImportFailed(

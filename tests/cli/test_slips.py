@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tests.cli.harness import make_database, run
+from tests.cli.harness import Running, make_database, run
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,19 @@ def test_a_wrong_app_is_told_with_the_right_one(app: str, hint: str, tmp_path: P
     )
     run("worker", "--app", app, cwd=tmp_path).refused(3, hint)
     assert not (tmp_path / "tasks.db").exists()
+
+
+QUEUE = 'from fluxmesh import Queue\n\nqueue = Queue(db_path="tasks.db")\n'
+
+
+def test_an_app_that_runs_a_worker_while_it_is_imported_is_told_of_the_guard(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(f"{QUEUE}queue.run_worker()\n")
+    done = run("worker", "--app", "app:queue", cwd=tmp_path)
+    done.refused(3, "run_worker() is called while 'app' is imported", 'if __name__ == "__main__":')
+
+
+def test_an_app_that_waits_while_it_is_imported_is_told_of_the_guard(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(f"{QUEUE}queue.submit('t').result()\n")
+    with Running("worker", "--app", "app:queue", cwd=tmp_path) as worker:
+        worker.until("--app app:queue: its import goes on after 5 s")
+        worker.until('under `if __name__ == "__main__":`')
