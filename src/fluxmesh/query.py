@@ -60,7 +60,11 @@ def _instant_us(text: str) -> int:
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds) or abs(seconds) > 1e12:
-        raise InvalidOption("q", f"created: {text[:40]!r} is not epoch seconds", hint=_HINT)
+        raise InvalidOption(
+            "q",
+            f"created: {text[:40]!r} is not epoch seconds",
+            hint="such as 1767225600, as `date +%s -d 2026-01-01` prints them",
+        )
     return int(seconds * US)
 
 

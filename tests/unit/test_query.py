@@ -46,6 +46,7 @@ def test_every_part_names_a_field(text: str, query: Query) -> None:
         ("created>", "no value"),
         ("created:5", "not field:value"),
         ("created>yesterday", "not epoch seconds"),
+        ("created>2026-01-01", "such as 1767225600"),
         ("created>nan", "not epoch seconds"),
         ("created>inf", "not epoch seconds"),
         ("created>1e400", "not epoch seconds"),

@@ -187,7 +187,12 @@ def _cancelled(job_id: str, answer: Cancelled) -> Told:
         case Cancelled.REQUESTED:
             return Told(job_id, "RUNNING", cancel_requested=True)
         case Cancelled.ENDED:
-            return Told(job_id, failure=JobConflict(f"job {job_id} has ended already"))
+            return Told(
+                job_id,
+                failure=JobConflict(
+                    f"job {job_id} has ended already", hint=f"`fluxmesh jobs show {job_id}` tells how"
+                ),
+            )
         case Cancelled.UNKNOWN:
             return Told(job_id, failure=waiting.unknown(job_id))
 

@@ -55,7 +55,8 @@ def told(job_id: str, answer: Done, done: str, why_not: str) -> Told:
         case Done.DONE:
             return Told(job_id, done)
         case Done.CONFLICT:
-            return Told(job_id, failure=JobConflict(f"job {job_id} {why_not}"))
+            hint = f"`fluxmesh jobs show {job_id}` tells which"
+            return Told(job_id, failure=JobConflict(f"job {job_id} {why_not}", hint=hint))
         case Done.UNKNOWN:
             return Told(job_id, failure=waiting.unknown(job_id))
 
