@@ -139,6 +139,17 @@ def test_odd_files_are_digested_or_left_out_with_a_note(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []  # a named database is kept, the rest is not
 
 
+def test_a_file_that_opens_but_cannot_be_read_is_told_as_missing(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "good").write_text("good")
+    (tmp_path / "files" / "memory").symlink_to("/proc/self/mem")
+    done = demo(tmp_path, "--dir", str(tmp_path / "files"))
+    assert done.code == 1
+    assert "OSError: [Errno 5]" in done.out
+    assert f"missing   {tmp_path / 'files' / 'memory'} (its job failed)" in done.out
+    assert "did it change" not in done.out
+
+
 def test_a_kept_database_takes_a_second_demo(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one").write_text("1")

@@ -39,7 +39,10 @@ async def prove(scene: Scene, files: Sequence[str]) -> bool:
         f"checked   {right:,} of {len(files):,} sha256, read by another process with `jobs list --json`"
     )
     for path in wrong[:WRONG_SHOWN]:
-        stage.say(f"wrong     {path} (did it change meanwhile?)")
+        why = (
+            "wrong     {} (did it change meanwhile?)" if path in results else "missing   {} (its job failed)"
+        )
+        stage.say(why.format(path))
     return not wrong
 
 
