@@ -1,0 +1,79 @@
+"""Every key of a namespace, in one place. Lua gets the same names as functions, made from this table.
+
+`{}` stands for a part: `K.ready(queue, tier)` in a script, `key(prefix, "ready", queue, tier)` in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+KEYS: Final[Mapping[str, str]] = {
+    # Jobs. A hash each; its fields are named as the columns of the SQLite table; absent = null.
+    "job": "jobs:{}",
+    # Places: sorted sets of ids. A job is in exactly the one that its field `place` names.
+    "delayed": "delayed:{}",  # 0: tier -> due_us
+    "ready": "queue:{}:{}",  # 1: queue, tier -> arrival sequence
+    "parked": "parked:{}",  # 2: lane (t:<tier>:<queue>:<task> or k:<tier>:<queue>:<key>) -> sequence
+    "in_flight": "in_flight:{}.{}",  # 3 and 4: worker id, epoch -> taken_us
+    "held": "held",  # 3 once more, of all owners -> taken_us
+    "ended": "ended:{}",  # 5, 7, 8: COMPLETED, CANCELLED, EXPIRED -> ended_us
+    "dlq": "dlq",  # 6 -> ended_us
+    # What hangs on places.
+    "lanes": "lanes",  # set: parking sets that may have something to give
+    "lanes_of": "lanes_of:{}:{}",  # kind (t, k), task or key -> set: its lanes with jobs
+    "expires": "expires",  # jobs that have not started -> expires_us
+    "owners": "owners",  # hash: epoch -> worker id, of those who may own jobs
+    "groups": "groups",  # fingerprint -> number of its dead letters
+    "group": "group:{}",  # fingerprint -> its dead letters -> ended_us
+    "running": "running",  # hash: t:<task>, k:<concurrency key> -> how many run
+    "tally": "tally",  # hash: <queue>:<tier>:<place> -> how many jobs
+    # Lists for doors -> rid (the arrival sequence at creation).
+    "all": "all",
+    "by_queue": "by:queue:{}",
+    "by_task": "by:task:{}",
+    "by_tag": "by:tag:{}",
+    # Keys of submissions.
+    "idempotency": "idempotency:{}",  # hash: payload_hash, job_id, status, forget_us
+    "forget": "forget",  # idempotency key -> forget_us, of pruned jobs
+    "unique": "unique:{}:{}",  # queue, key -> id of the job that holds it
+    # Workers and tasks.
+    "workers": "workers",  # hash: epoch -> worker id
+    "worker": "worker:{}",  # epoch -> hash
+    "waiting": "waiting",  # epochs that wait for work -> since when
+    "missing": "missing",  # hash: epoch of an owner without a record -> when that was seen first
+    "tasks": "tasks",  # hash: task -> its TaskSpec
+    "task_epochs": "task_epochs",  # hash: task -> epoch that registered it last
+    "limits": "limits",  # hash: task -> [count, period_us, interval_us, max_concurrent], limited ones only
+    "tat": "tat",  # hash: task -> theoretical arrival time of its rate limit
+    "paused": "paused",  # set of queues
+    # counters: seq, epoch, stale, failed, fleet_beat_us, reap_not_before_us
+    "counters": "counters",
+    "leader": "lock:housekeeping",  # hash: holder, until_us
+    # Channels, not keys.
+    "bell": "bell:{}",  # epoch: there may be work
+    "over": "over:{}",  # job id: it has ended
+    "event": "event:{}",  # topic
+}
+
+
+def prefix_of(namespace: str, *, cluster: bool = False) -> str:
+    """What every key of the namespace begins with. On a cluster one hash tag keeps them on one node."""
+    return f"{{{namespace}}}:" if cluster else f"{namespace}:"
+
+
+def key(prefix: str, name: str, *parts: object) -> str:
+    return prefix + KEYS[name].format(*parts)
+
+
+def lua_keys() -> str:
+    """The table K of functions that build the same names from the prefix P."""
+    lines = ["local K = {}"]
+    for name, template in KEYS.items():
+        pieces = template.split("{}")
+        names = [f"a{n}" for n in range(1, len(pieces))]
+        text = f"'{pieces[0]}'"
+        for argument, piece in zip(names, pieces[1:], strict=True):
+            text += f" .. {argument}" + (f" .. '{piece}'" if piece else "")
+        lines.append(f"K['{name}'] = function({', '.join(names)}) return P .. {text} end")
+    return "\n".join(lines) + "\n"
