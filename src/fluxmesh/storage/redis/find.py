@@ -1,24 +1,24 @@
 """Lists: one index is walked, newest first, and what it meets is judged by a few small fields.
 
-A walk goes in chunks, each one round trip for the ids and one for their fields; only jobs of the page are read
-in full. It ends at SCAN_CAP jobs: the page is then partial, and its cursor goes on from there. An id whose job
-is gone meanwhile, or whose record is not one, is passed by.
+A walk goes in chunks, each one round trip for the ids and one for their fields; only jobs of the page are
+read in full. It ends at SCAN_CAP jobs: the page is then partial, and its cursor goes on from there. An id
+whose job is gone meanwhile, or whose record is not one, is passed by.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from fluxmesh.errors import InvalidOption
-from fluxmesh.job import TERMINAL, TIERS, Job, Status
+from fluxmesh.job import TERMINAL, Job, Status
 from fluxmesh.query import SCAN_CAP, Page, Query, checked_limit, decode_cursor, encode_cursor
-from fluxmesh.storage.redis.keys import Keys
-from fluxmesh.storage.redis.look import Look
-from fluxmesh.storage.redis.rows import number, status_of, text
+from fluxmesh.storage.redis.look import Look, name_of
+from fluxmesh.storage.redis.rows import Values, number, status_of, text
+from fluxmesh.storage.redis.scripts import Scripts
 
 CHUNK: Final = 500
 _FIRST_CHUNK: Final = 64
@@ -29,7 +29,7 @@ Place = tuple[int | str, ...]
 
 
 class Spot(Struct, frozen=True, gc=False):
-    """One entry of a sorted set. `group` is the position of its set in the order of the walk."""
+    """One entry of a sorted set. `group` names the set, where a walk goes from set to set."""
 
     group: str
     score: int
@@ -37,7 +37,7 @@ class Spot(Struct, frozen=True, gc=False):
 
 
 class Met(Struct, frozen=True, gc=False):
-    """A job as a walk judges it. `arrived` None: it is in no list of all jobs."""
+    """A job as a walk judges it."""
 
     spot: Spot
     status: Status
@@ -47,13 +47,14 @@ class Met(Struct, frozen=True, gc=False):
     created_us: int
 
 
-async def find(look: Look, keys: Keys, query: Query, cursor: str | None, limit: int) -> Page[Job]:
+async def find(scripts: Scripts, query: Query, cursor: str | None, limit: int) -> Page[Job]:
     """Jobs that match, newest first; by state alone in the order of their ends or due times.
 
     Raises InvalidOption for a cursor that is not one of this query's.
     """
     limit = checked_limit(limit)
-    search = _Search(look, keys, query, limit)
+    look = Look(scripts)
+    search = _Search(look, query, limit)
     after = None if cursor is None else search.checked(decode_cursor(query, cursor))
     matches: list[Met] = []
     last: Spot | None = None
@@ -82,14 +83,13 @@ async def find(look: Look, keys: Keys, query: Query, cursor: str | None, limit: 
 class _Search:
     """One query: which sets are walked, and what a cursor of it holds.
 
-    By state alone (and what no index knows) the walk follows the sets of that state; its cursor is (score, id)
-    where time orders them, (set, score, id) elsewhere. Everything else goes by arrival; its cursor is
-    (arrival, id).
+    By state alone (and what no index knows) the walk follows the sets of that state; its cursor is
+    (score, id) where time orders them, (set, score, id) elsewhere. Everything else goes by arrival; its
+    cursor is (arrival, id).
     """
 
-    def __init__(self, look: Look, keys: Keys, query: Query, limit: int) -> None:
+    def __init__(self, look: Look, query: Query, limit: int) -> None:
         self.look = look
-        self.keys = keys
         self.query = query
         self.by_arrival = query.state is None or any(
             part is not None for part in (query.queue, query.task, query.tag)
@@ -113,39 +113,38 @@ class _Search:
         return Spot(group, int(after[-2]), str(after[-1]))
 
     # -- walking -------------------------------------------------------------------------------------
-    async def walk(self, after: Spot | None) -> AsyncIterator[tuple[Spot, Met | None]]:
+    async def walk(self, after: Spot | None) -> AsyncGenerator[tuple[Spot, Met | None], None]:
         """Every spot after that one, with the job that stands there; None for one that does not any more."""
         if self.by_arrival and self.query.state is not None:
             few = await self._few_of(self.query.state, after)
             if few is not None:
-                for met in few:
-                    yield met.spot, met
+                for one in few:
+                    yield one.spot, one
                 return
-        spots = self._by_set(after) if self.by_set else self._merged(self._sets(), after)
+        spots = self._by_set(after) if self.by_set else self._merged(await self._sets(), after)
         async with contextlib.aclosing(spots) as chunks:
             async for chunk in chunks:
                 for spot, met in zip(chunk, await self._met(chunk), strict=True):
                     yield spot, met
 
-    def _sets(self) -> Sequence[str]:
+    async def _sets(self) -> Sequence[str]:
         """The sets that are walked as one, by their scores."""
-        query, keys = self.query, self.keys
-        if self.by_arrival:
-            if query.tag is not None:
-                return [keys.by_tag(query.tag)]
-            if query.task is not None:
-                return [keys.by_task(query.task)]
-            return [keys.all if query.queue is None else keys.by_queue(query.queue)]
-        assert query.state is not None
-        if query.state is Status.SCHEDULED:
-            return [keys.delayed(tier) for tier in TIERS]
-        return [keys.end_set(query.state)]
+        query = self.query
+        if not self.by_arrival:
+            assert query.state is not None
+            return await self.look.sets_of(query.state)
+        if query.tag is not None:
+            return [name_of("by_tag", query.tag)]
+        if query.task is not None:
+            return [name_of("by_task", query.task)]
+        return [name_of("all") if query.queue is None else name_of("by_queue", query.queue)]
 
     async def _merged(
         self, sets: Sequence[str], after: Spot | None, group: str = ""
-    ) -> AsyncIterator[list[Spot]]:
+    ) -> AsyncGenerator[list[Spot], None]:
         while True:
-            found = await self.look.after(sets, after, self._chunk)
+            place = None if after is None else (after.score, after.id)
+            found = await self.look.after(sets, place, self._chunk)
             spots = [Spot(group, score, job_id) for score, job_id in found]
             if spots:
                 yield spots
@@ -154,30 +153,32 @@ class _Search:
             after = spots[-1]
             self._chunk = CHUNK
 
-    async def _by_set(self, after: Spot | None) -> AsyncIterator[list[Spot]]:
+    async def _by_set(self, after: Spot | None) -> AsyncGenerator[list[Spot], None]:
         assert self.query.state is not None
         for name in sorted(await self.look.sets_of(self.query.state), reverse=True):
             if after is not None and name > after.group:
                 continue
             start = after if after is not None and name == after.group else None
-            async with contextlib.aclosing(self._merged([self.keys.named(name)], start, name)) as chunks:
+            async with contextlib.aclosing(self._merged([name], start, name)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def _few_of(self, state: Status, after: Spot | None) -> list[Met] | None:
-        """All matching jobs of a state by arrival, if the state has few: none is missed among very many of the
-        queue or task. None: there are too many to look at."""
-        sets = await self.look.sets_of(state)
-        ids = await self.look.members([self.keys.named(name) for name in sets], SCAN_CAP)
+        """All matching jobs of a state by arrival, if the state has few: none is missed among very many of
+        the queue or task. None: there are too many to look at."""
+        ids = await self.look.members(await self.look.sets_of(state), SCAN_CAP)
         if ids is None:
             return None
-        query, found = self.query, []
-        among = self.keys.all if query.tag is None else self.keys.by_tag(query.tag)
+        tag = self.query.tag
+        among = name_of("all") if tag is None else name_of("by_tag", tag)
+        found = []
         for start in range(0, len(ids), CHUNK):
-            chunk = ids[start : start + CHUNK]
-            scores = await self.look.scores(among, chunk)
-            spots = [Spot("", score, job_id) for job_id, score in zip(chunk, scores, strict=True) if score is not None]
-            found += [met for met in await self._met(spots) if met is not None and self.matches(met)]
+            some = ids[start : start + CHUNK]
+            rows = await self.look.arrivals(some, among, _FIELDS)
+            for job_id, (arrival, row) in zip(some, rows, strict=True):
+                met = None if arrival is None else _met_of(Spot("", arrival, job_id), row)
+                if met is not None and self.matches(met):
+                    found.append(met)
         found.sort(key=lambda met: (met.spot.score, met.spot.id), reverse=True)
         if after is None:
             return found
@@ -203,7 +204,7 @@ class _Search:
         return query.created_before_us is None or met.created_us < query.created_before_us
 
 
-def _met_of(spot: Spot, row: Sequence[bytes | None]) -> Met | None:
+def _met_of(spot: Spot, row: Values) -> Met | None:
     place, queue, task, worker_id, created_us = row
     status = status_of(place)
     if status is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fluxmesh.job import Status
+from fluxmesh.storage.records import tags_of
 from fluxmesh.storage.sqlite import moves, place
-from fluxmesh.storage.sqlite.rows import tags_of
 from fluxmesh.storage.sqlite.step import Row, Step
 from fluxmesh.storage.values import Cancelled, Done
 

@@ -17,8 +17,9 @@ from msgspec import Struct
 from fluxmesh.errors import InvalidOption
 from fluxmesh.job import TERMINAL, TIERS, Attempt, Job, Status
 from fluxmesh.query import SCAN_CAP, Page, Query, checked_limit, decode_cursor, encode_cursor
+from fluxmesh.storage.records import error_of, history_of
 from fluxmesh.storage.sqlite import place
-from fluxmesh.storage.sqlite.rows import error_of, history_of, job_of
+from fluxmesh.storage.sqlite.rows import job_of
 from fluxmesh.storage.sqlite.sqltext import Statements
 from fluxmesh.storage.values import Counts, DeadGroup, QueueStats, Registration, WorkerInfo
 
