@@ -41,6 +41,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hard_grace_s: Annotated[float, Meta(ge=0, le=3_600)] = 1.0
     retire_after_s: Annotated[float, Meta(ge=0, le=3_600)] = 30.0
     timeout_s: Seconds = 300.0
+    rest_timeout_s: Seconds = 60.0  # for a job submitted through REST whose task sets no timeout
     max_retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
     max_crashes: Annotated[int, Meta(ge=1, le=1_000)] = 3
     max_snoozes: Annotated[int, Meta(ge=0)] | None = None
@@ -55,6 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler_batch_size: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = BATCH_MAX
     on_lease_lost: Literal["continue", "cancel"] = "continue"
     proof_of_death: bool = True
+    token: str | None = None  # bearer tokens of the server, separated by commas
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -13,10 +13,13 @@ FluxMeshError
 │   ├── StorageMissing         no database where one was named (exit 4)
 │   ├── StorageRefused         a foreign or newer schema, a network file system
 │   └── OutcomeUnknown         the request may or may not have been applied; safe to repeat
+├── NotAuthorised              a request without a token that the server knows (401, exit 5)
 ├── JobNotFound                404, exit 6
+│   └── JobGone                the id is older than jobs are kept (410)
 ├── JobConflict                the job's state does not allow this (409, exit 6)
 │   └── IdempotencyConflict    the key is known with another payload
 ├── QueueFull                  429
+├── ResourceFailed             what a task needs could not be built: its attempt fails
 ├── JobUnsuccessful            `result()` of a job that did not complete (exit 10)
 │   ├── JobFailed · JobCancelled · JobExpired
 ├── WaitTimeout                the job had not ended in time (exit 124)
@@ -123,10 +126,21 @@ class OutcomeUnknown(StorageError):
     retryable = True
 
 
+class NotAuthorised(FluxMeshError):
+    code = "not_authorised"
+    http_status = 401
+    exit_code = 5
+
+
 class JobNotFound(FluxMeshError):
     code = "job_not_found"
     http_status = 404
     exit_code = 6
+
+
+class JobGone(JobNotFound):
+    code = "job_gone"
+    http_status = 410
 
 
 class JobConflict(FluxMeshError):
@@ -148,6 +162,13 @@ class QueueFull(FluxMeshError):
     code = "queue_full"
     accepted: tuple[str, ...] = ()
     http_status = 429
+    retryable = True
+
+
+class ResourceFailed(FluxMeshError):
+    """A resource that a body takes could not be built. The attempt fails as by an error of the body."""
+
+    code = "resource_failed"
     retryable = True
 
 

@@ -129,6 +129,7 @@ class JobOptions(Struct, frozen=True, array_like=True, omit_defaults=True):
     headers: dict[str, str] = {}
     max_crashes: int | None = None
     idempotency_key: str | None = None
+    fallback_timeout_seconds: float | None = None  # of the door; weaker than the task's own
 
 
 class Job(Struct, frozen=True, kw_only=True):

@@ -204,7 +204,8 @@ def _checked_tags(tags: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(checked_name("tags", tag) for tag in tags))
 
 
-def _checked_headers(headers: object) -> dict[str, str]:
+def checked_headers(headers: object) -> dict[str, str]:
+    """Texts by name, within the limits on number and size."""
     if not isinstance(headers, Mapping):
         raise InvalidOption("headers", "is not an object of texts")
     if len(headers) > MAX_HEADERS:
@@ -240,10 +241,10 @@ def _checked_options(fields: Mapping[str, Any]) -> JobOptions:
         given["affinity_key"] = checked_name("affinity_key", fields["affinity_key"])
     if "idempotency_key" in fields:
         given["idempotency_key"] = checked_name("idempotency_key", fields["idempotency_key"])
-    if fields.get("tags"):
+    if "tags" in fields:
         given["tags"] = _checked_tags(fields["tags"])
-    if fields.get("headers"):
-        given["headers"] = _checked_headers(fields["headers"])
+    if "headers" in fields:
+        given["headers"] = checked_headers(fields["headers"])
     return JobOptions(**given)
 
 
@@ -362,7 +363,7 @@ def prepare(fields: Mapping[str, Any]) -> Template:
         unique_key=keys["unique_key"],
         concurrency_key=keys["concurrency_key"],
         concurrency_limit=limit,
-        tags=_checked_tags(fields["tags"]) if fields.get("tags") else (),
+        tags=_checked_tags(fields["tags"]) if "tags" in fields else (),
         id=job_id,
     )
 

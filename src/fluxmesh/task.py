@@ -170,4 +170,7 @@ def policy_for(job: JobOptions, task: JobOptions | None, settings: Settings) -> 
 
 def timeout_for(job: JobOptions, task: JobOptions | None, settings: Settings) -> float:
     """Seconds a body of this job may run (soft)."""
-    return float(_first(job.timeout_seconds, (task or JobOptions()).timeout_seconds, settings.timeout_s))
+    own = task or JobOptions()
+    return float(
+        _first(job.timeout_seconds, own.timeout_seconds, job.fallback_timeout_seconds, settings.timeout_s)
+    )

@@ -31,6 +31,8 @@ def _show(options: Options) -> int:
         value = getattr(settings, name)
         if name == "url":
             value = described(value)
+        if name == "token" and value is not None:
+            value = "***"
         source = sources.get(name, "default")
         if flags.get(name) is not None:
             source = f"--{name.replace('_', '-')}"

@@ -14,6 +14,7 @@ from fluxmesh.cli.parser import Options, Parser, Verbs, add_verb, add_verbs, cou
 from fluxmesh.cli.session import with_storage
 from fluxmesh.cli.waiting import unknown
 from fluxmesh.config import Settings
+from fluxmesh.documents import group_document
 from fluxmesh.errors import InvalidOption, JobConflict
 from fluxmesh.job import Status
 from fluxmesh.query import PAGE_MAX, Query, parse_query
@@ -86,18 +87,13 @@ def _groups(options: Options) -> int:
     async def command(storage: Storage, _settings: Settings) -> int:
         groups = await storage.dlq_groups(options.limit)
         if options.json:
-            output.json_document({"items": [_group_document(group) for group in groups], "next_cursor": None})
+            output.json_document({"items": [group_document(group) for group in groups], "next_cursor": None})
         else:
             columns = ("FINGERPRINT", "COUNT", "TASK", "REASON", "NEWEST", "EXAMPLE", "ERROR")
             output.table(columns, [_group_row(group) for group in groups], right=("COUNT",))
         return 0
 
     return with_storage(options, command)
-
-
-def _group_document(group: DeadGroup) -> dict[str, object]:
-    fields = {name: getattr(group, name) for name in group.__struct_fields__}
-    return fields | {"error": output.error_document(group.error)}
 
 
 def _group_row(group: DeadGroup) -> tuple[str, ...]:

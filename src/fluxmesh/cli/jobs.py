@@ -12,6 +12,7 @@ from fluxmesh.cli.parser import Options, Parser, Verbs, add_verb, add_verbs, jso
 from fluxmesh.cli.session import with_storage
 from fluxmesh.cli.submit import WAIT_MOST_S
 from fluxmesh.config import Settings
+from fluxmesh.documents import attempt_document, job_document
 from fluxmesh.errors import JobConflict
 from fluxmesh.job import Attempt, Job
 from fluxmesh.query import parse_query
@@ -95,7 +96,7 @@ def _show(options: Options) -> int:
         if job is None:
             raise waiting.unknown(options.id)
         if options.json:
-            output.json_document(output.job_document(job))
+            output.json_document(job_document(job))
         else:
             print_job(job)
         return 0
@@ -131,7 +132,7 @@ def _history(options: Options) -> int:
         if attempts is None:
             raise waiting.unknown(options.id)
         if options.json:
-            documents = [output.attempt_document(attempt) for attempt in attempts]
+            documents = [attempt_document(attempt) for attempt in attempts]
             output.json_document({"items": documents, "next_cursor": None})
         else:
             columns = ("LIFE", "ATTEMPT", "STARTED", "ENDED", "WORKER", "OUTCOME", "ERROR")
@@ -159,7 +160,7 @@ def _wait(options: Options) -> int:
         job, ended = await waiting.wait_for_end(storage, options.id, options.timeout)
         failure = waiting.failure_of(job, ended=ended)
         if options.json:
-            output.json_document(output.job_document(job))
+            output.json_document(job_document(job))
         elif failure is None:
             output.line(output.shown(job.result))
         if failure is not None:

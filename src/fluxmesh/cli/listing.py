@@ -7,6 +7,7 @@ from typing import Final
 
 from fluxmesh.cli import output
 from fluxmesh.cli.parser import Options, Parser, count, json_option
+from fluxmesh.documents import job_document
 from fluxmesh.errors import InvalidOption
 from fluxmesh.job import Job
 from fluxmesh.query import PAGE_DEFAULT, PAGE_MAX, Page, Query
@@ -67,7 +68,7 @@ async def _print_document(storage: Storage, query: Query, options: Options) -> N
     async for page in pages(storage, query, options):
         for job in page.items:
             output.json_text(glue)
-            output.json_text(output.encoded(output.job_document(job)))
+            output.json_text(output.encoded(job_document(job)))
             glue = ","
         last, partial = page.next_cursor, page.partial
     if glue != ",":

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fluxmesh.job import TIER_NAMES, Attempt, Job, JobError
+from fluxmesh.job import TIER_NAMES
 
 _encode = msgspec.json.Encoder().encode
 
@@ -151,25 +151,3 @@ def instant(seconds: float | None) -> str:
 
 def tier(number: int) -> str:
     return TIER_NAMES[number]
-
-
-def error_document(error: JobError | None) -> dict[str, Any] | None:
-    """The contract's error object. (In storage an error is an array.)"""
-    if error is None:
-        return None
-    return {name: getattr(error, name) for name in JobError.__struct_fields__}
-
-
-def _document(record: Job | Attempt) -> dict[str, Any]:
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    fields["error"] = error_document(record.error)
-    return fields
-
-
-def job_document(job: Job) -> dict[str, Any]:
-    """All job fields of the contract."""
-    return _document(job)
-
-
-def attempt_document(attempt: Attempt) -> dict[str, Any]:
-    return _document(attempt)

@@ -6,6 +6,7 @@ from fluxmesh.cli import output
 from fluxmesh.cli.parser import Options, Parser, add_verb, add_verbs, json_option
 from fluxmesh.cli.session import with_storage
 from fluxmesh.config import Settings
+from fluxmesh.documents import queue_document
 from fluxmesh.job import TIER_NAMES
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import QueueStats
@@ -47,17 +48,12 @@ def _list(options: Options) -> int:
     async def command(storage: Storage, _settings: Settings) -> int:
         stats = await storage.queue_stats()
         if options.json:
-            output.json_document({"items": [_document(queue) for queue in stats], "next_cursor": None})
+            output.json_document({"items": [queue_document(queue) for queue in stats], "next_cursor": None})
         else:
             output.table(COLUMNS, [_row(queue) for queue in stats], right=COLUMNS[2:])
         return 0
 
     return with_storage(options, command)
-
-
-def _document(queue: QueueStats) -> dict[str, object]:
-    fields = {name: getattr(queue, name) for name in queue.__struct_fields__}
-    return fields | {"queued": dict(zip(TIER_NAMES, queue.queued, strict=True))}
 
 
 def _row(queue: QueueStats) -> tuple[str, ...]:

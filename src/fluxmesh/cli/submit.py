@@ -12,6 +12,7 @@ from fluxmesh.cli import output, waiting
 from fluxmesh.cli.parser import Options, Parser, comma_list, examples, flatten, json_option, seconds
 from fluxmesh.cli.session import with_storage
 from fluxmesh.config import Settings
+from fluxmesh.documents import job_document
 from fluxmesh.errors import (
     IdempotencyConflict,
     InvalidOption,
@@ -265,7 +266,7 @@ async def _answer(storage: Storage, answer: Enqueued, options: Options) -> int:
         job = await storage.get(answer.id)
         if job is None:
             raise waiting.unknown(answer.id)
-        output.json_document(output.job_document(job) | facts)
+        output.json_document(job_document(job) | facts)
         return 0
     if not options.json:
         output.line(answer.id)
@@ -273,7 +274,7 @@ async def _answer(storage: Storage, answer: Enqueued, options: Options) -> int:
     job, ended = await waiting.wait_for_end(storage, answer.id, options.wait_timeout)
     failure = waiting.failure_of(job, ended=ended)
     if options.json:
-        output.json_document(output.job_document(job) | facts)
+        output.json_document(job_document(job) | facts)
     elif failure is None:
         output.line(output.shown(job.result))
     if failure is not None:

@@ -52,7 +52,7 @@ def _run(options: Options) -> int:
     serving = serving_of(options, settings.concurrency)
     worker_id = default_worker_id() if options.id is None else checked_name("--id", options.id, queue=True)
     if settings.app is not None:
-        settings = _settings_of_app(options, settings)
+        settings = settings_of_app(options, settings)
     say_storage(settings)
     names = child_ids(worker_id, options.processes)
     announce(
@@ -72,7 +72,7 @@ def _run(options: Options) -> int:
     return asyncio.run(_supervise(settings, children, stop_at_eof=options.stop_at_eof))
 
 
-def _settings_of_app(options: Options, settings: Settings) -> Settings:
+def settings_of_app(options: Options, settings: Settings) -> Settings:
     """Those of the app's Queue, which stand above flags; the flags of this command's own above them."""
     settings_of_queue, url = describe_app(
         settings.app or "", child_argv(None, common_flags(options)), options

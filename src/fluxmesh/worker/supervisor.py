@@ -87,15 +87,17 @@ class Supervisor:
         self._exit_code: int | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
-    async def run(self) -> int:
+    async def run(self, *, take_signals: bool = True) -> int:
         """Start the children and keep them. Answers the exit code: 0 when all have ended after one
         telling or of their own accord, 1 after a second telling or if another took over a child's id, or
         that of a child which cannot start.
 
-        Takes over SIGTERM and SIGINT meanwhile: runs on the main thread.
+        Takes over SIGTERM and SIGINT meanwhile, and so runs on the main thread; with `take_signals` False
+        whoever runs it beside something else calls `stop`.
         """
         signals = StopSignals(self.stop, self.stop, gap_s=SAME_MOMENT_S)
-        signals.install()
+        if take_signals:
+            signals.install()
         try:
             await self._reporter.start()
             await asyncio.gather(*(self._keep(place) for place in self._places))

@@ -1,0 +1,80 @@
+"""What every request passes first: access, a bound on how many there are, and an end to every error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fluxmesh.api.access import Access
+from fluxmesh.api.problems import InternalError, TooBusy, refusal
+from fluxmesh.errors import FluxMeshError
+from fluxmesh.obs.log import DEBUG, get_logger
+
+IN_FLIGHT_MOST: Final = 1_000
+_HEADERS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+_log = get_logger("api")
+
+
+class Gate:
+    """ASGI middleware around the whole of the API."""
+
+    def __init__(self, app: ASGIApp, *, access: Access, in_flight_most: int = IN_FLIGHT_MOST) -> None:
+        self._app = app
+        self._access = access
+        self._most = in_flight_most
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send)
+        began = asyncio.get_running_loop().time()
+        self._in_flight += 1
+        try:
+            await self._pass(scope, receive, answer)
+        except ClientDisconnect:
+            pass  # nobody is left to be told
+        except Exception:
+            _log.exception("request failed", method=scope["method"], path=scope["path"])
+            if answer.status is not None:
+                raise
+            problem = InternalError(
+                "the server failed; its log tells where", hint="this is a mistake of ours"
+            )
+            await refusal(problem)(scope, receive, answer)
+        finally:
+            self._in_flight -= 1
+            if _log.enabled(DEBUG):
+                took_ms = round((asyncio.get_running_loop().time() - began) * 1e3, 1)
+                _log.debug(
+                    "request", method=scope["method"], path=scope["path"], status=answer.status, ms=took_ms
+                )
+
+    async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        refused: FluxMeshError | None
+        if self._in_flight > self._most:
+            refused = TooBusy(f"{self._most:,} requests are being answered", hint="try again in a second")
+        else:
+            refused = self._access.refusal(scope["method"], scope["path"], dict(scope["headers"]))
+        if refused is None:
+            await self._app(scope, receive, answer)
+        else:
+            await refusal(refused)(scope, receive, answer)
+
+
+class _Answer:
+    """Sends a response with the headers that all have; knows whether it has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+        await self._send(message)

@@ -1,0 +1,115 @@
+"""From the fields of a body to a stored job, or to the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from fluxmesh.api.problems import problem_of
+from fluxmesh.api.store import Store
+from fluxmesh.codec import decode_options, encode_options
+from fluxmesh.config import Settings
+from fluxmesh.documents import job_document
+from fluxmesh.errors import (
+    FluxMeshError,
+    IdempotencyConflict,
+    InvalidOption,
+    OutcomeUnknown,
+    QueueFull,
+    shown,
+)
+from fluxmesh.storage.values import Enqueued, Verdict
+from fluxmesh.submission import NewJob, checked_arguments, prepare
+
+REPEATS: Final = 2  # an enqueue whose reply was lost is repeated with the same ids
+
+
+def new_job(fields: object, settings: Settings) -> NewJob:
+    """The checked job of a submission's fields. Raises UsageError that names the field."""
+    if not isinstance(fields, dict):
+        raise InvalidOption("jobs", f"{shown(fields)} is not an object", hint="one object a job")
+    template = prepare(fields)
+    args, kwargs = fields.get("args"), fields.get("kwargs")
+    positional, named = checked_arguments([] if args is None else args, {} if kwargs is None else kwargs)
+    options = decode_options(template.options)
+    if options.timeout_seconds is None:
+        options = msgspec.structs.replace(options, fallback_timeout_seconds=settings.rest_timeout_s)
+        template = msgspec.structs.replace(template, options=encode_options(options))
+    return template.job(positional, named, limit=settings.payload_limit_bytes)
+
+
+class Stored(Struct, frozen=True):
+    """The answer to one submission. `replayed`: an idempotency key (or the id) was known."""
+
+    status: int
+    document: dict[str, Any]
+    replayed: bool = False
+
+
+async def store_jobs(store: Store, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """Store at most 1,000 jobs. A job that a repetition finds by its id was stored by the first try."""
+    cap = store.settings.queue_cap
+    for _ in range(REPEATS):
+        try:
+            return await store.write(store.storage.enqueue(jobs, queue_cap=cap))
+        except OutcomeUnknown:
+            continue
+    return await store.write(store.storage.enqueue(jobs, queue_cap=cap))
+
+
+async def answer_of(store: Store, job: NewJob, enqueued: Enqueued) -> Stored:
+    """201 or 200 with the job. Raises IdempotencyConflict or QueueFull."""
+    match enqueued.verdict:
+        case Verdict.CONFLICT:
+            raise IdempotencyConflict(
+                f"idempotency key {job.idempotency_key!r} belongs to job {enqueued.id},"
+                " which has another task or other arguments",
+                hint="use a key of its own for other work",
+            )
+        case Verdict.FULL:
+            raise QueueFull(
+                f"queue {job.queue or 'default'!r} holds {store.settings.queue_cap:,} jobs"
+                " that have not started",
+                hint="start workers, submit more slowly, or raise queue_cap",
+            )
+    new = enqueued.verdict is Verdict.CREATED
+    more = {} if new else {"deduplicated": True}
+    replayed = not new and enqueued.by != "unique"
+    record = None if enqueued.pruned else await store.read(store.storage.get(enqueued.id))
+    if record is not None:
+        return Stored(201 if new else 200, job_document(record) | more, replayed)
+    # Its record is gone already: pruned, or discarded just now.
+    gone = {"id": enqueued.id, "status": enqueued.status or "PENDING", "pruned": True}
+    return Stored(201 if new else 200, gone | more, replayed)
+
+
+async def submit_many(store: Store, items: Sequence[object]) -> list[dict[str, Any]]:
+    """Every item is judged for itself: a job, or the problem that it has."""
+    told: list[dict[str, Any] | None] = [None] * len(items)
+    jobs: dict[int, NewJob] = {}
+    for index, fields in enumerate(items):
+        try:
+            jobs[index] = new_job(fields, store.settings)
+        except FluxMeshError as error:
+            told[index] = _refused(error)
+    if jobs:
+        answers = await store_jobs(store, list(jobs.values()))
+        for (index, job), enqueued in zip(jobs.items(), answers, strict=True):
+            told[index] = await _told(store, job, enqueued)
+    return [item for item in told if item is not None]
+
+
+async def _told(store: Store, job: NewJob, enqueued: Enqueued) -> dict[str, Any]:
+    try:
+        stored = await answer_of(store, job, enqueued)
+    except (IdempotencyConflict, QueueFull) as error:
+        return _refused(error)
+    item: dict[str, Any] = {"status": stored.status, "job": stored.document}
+    return item | {"idempotent_replayed": True} if stored.replayed else item
+
+
+def _refused(error: FluxMeshError) -> dict[str, Any]:
+    return {"status": error.http_status, "problem": problem_of(error)}
