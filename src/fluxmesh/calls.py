@@ -12,14 +12,17 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+from msgspec.structs import replace
+
 from fluxmesh.callshape import CallShape
-from fluxmesh.codec import WARN_PAYLOAD_BYTES
+from fluxmesh.codec import WARN_PAYLOAD_BYTES, decode_options, encode_options
 from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import InvalidOption, InvalidPayload, PayloadTooLarge
 from fluxmesh.handle import JobHandle, send
+from fluxmesh.middleware import Outgoing, Submitting
 from fluxmesh.obs.log import get_logger
 from fluxmesh.portal import Link, run
-from fluxmesh.submission import NewJob, normalised, prepare
+from fluxmesh.submission import NewJob, checked_headers, normalised, prepare
 from fluxmesh.task import TaskDefinition, TaskRegistry, define
 
 # A job that leaves these out takes them from its task when a worker starts it: they are not sent.
@@ -87,12 +90,19 @@ class SubmitOptions(JobFields, total=False):
 class BoundTask(Generic[P, R]):
     """A task's name with options for its jobs. Making one checks every option.
 
-    `shape`: how its function is called, if it is defined in this process; arguments are held against it."""
+    `registry` knows the resources and the outgoing hooks. `shape`: how its function is called, if it is
+    defined in this process; arguments are held against it."""
 
     def __init__(
-        self, link: Link, name: str, fields: Mapping[str, Any], shape: CallShape | None = None
+        self,
+        link: Link,
+        registry: TaskRegistry,
+        name: str,
+        fields: Mapping[str, Any],
+        shape: CallShape | None = None,
     ) -> None:
         self._link = link
+        self._registry = registry
         self._shape = shape
         self._fields = dict(fields)
         self._template = prepare({**self._fields, "task": name})
@@ -105,7 +115,7 @@ class BoundTask(Generic[P, R]):
             raise InvalidOption(name, "is no option", hint="give arguments to delay() or enqueue()")
         dropped = {_EITHER.get(name) for name in given}
         kept = {name: value for name, value in self._fields.items() if name not in dropped}
-        return BoundTask(self._link, self.name, {**kept, **given}, self._shape)
+        return BoundTask(self._link, self._registry, self.name, {**kept, **given}, self._shape)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit one job and wait until it is stored.
@@ -138,11 +148,11 @@ class BoundTask(Generic[P, R]):
 
     def _job(self, args: Sequence[Any], kwargs: dict[str, Any]) -> NewJob:
         if self._shape is not None:
-            self._shape.check(args, kwargs)
+            self._shape.check(args, kwargs, self._registry.resources)
         job = self._template.job(args, kwargs, limit=self._link.settings.payload_limit_bytes)
         if len(job.payload) > WARN_PAYLOAD_BYTES:
             _log.warning("large payload", task=self.name, job_id=job.id, size_bytes=len(job.payload))
-        return job
+        return with_headers(job, self._registry.outgoing) if self._registry.outgoing else job
 
     def _jobs(self, items: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[NewJob]:
         if self._template.id is not None:
@@ -169,12 +179,22 @@ class BoundTask(Generic[P, R]):
         return f"<{type(self).__name__} {self.name}>"
 
 
+def with_headers(job: NewJob, hooks: Sequence[Outgoing]) -> NewJob:
+    """The job with what outgoing hooks add to its headers. Raises what they raise, and InvalidOption."""
+    options = decode_options(job.options)
+    headers = dict(options.headers)
+    for hook in hooks:
+        headers |= checked_headers(hook(Submitting(job.id, job.task, dict(headers))))
+    options = replace(options, headers=checked_headers(headers))
+    return replace(job, options=encode_options(options))
+
+
 class _Defined(BoundTask[P, R]):
     """A task with its function in this process."""
 
-    def __init__(self, link: Link, definition: TaskDefinition) -> None:
+    def __init__(self, link: Link, registry: TaskRegistry, definition: TaskDefinition) -> None:
         sent = {name: value for name, value in definition.fields.items() if name not in RUN_OPTIONS}
-        super().__init__(link, definition.name, sent, definition.shape)
+        super().__init__(link, registry, definition.name, sent, definition.shape)
         self.definition: Final = definition
         functools.update_wrapper(self, definition.function)  # type: ignore[arg-type]
 
@@ -195,9 +215,12 @@ class AsyncTask(_Defined[P, R]):
         return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-def defined(link: Link, definition: TaskDefinition) -> Task[..., Any] | AsyncTask[..., Any]:
+def defined(
+    link: Link, registry: TaskRegistry, definition: TaskDefinition
+) -> Task[..., Any] | AsyncTask[..., Any]:
     """The task of a function that is defined in this process."""
-    return AsyncTask(link, definition) if definition.is_async else Task(link, definition)
+    kind = AsyncTask if definition.is_async else Task
+    return kind(link, registry, definition)
 
 
 class TaskDecorator:
@@ -219,7 +242,7 @@ class TaskDecorator:
         _must_be_a_function(function)
         definition = define(function, self._name, self._options)
         self._registry.add(definition)
-        return defined(self._link, definition)
+        return defined(self._link, self._registry, definition)
 
 
 def _must_be_a_function(thing: object) -> None:

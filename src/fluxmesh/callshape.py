@@ -1,20 +1,28 @@
-"""How a task's function is called: what a submission may give, and where the worker puts the Context.
+"""How a task's function is called: what a submission may give, and what the worker adds.
 
 A submission leaves the Context out. If the function takes it first, the arguments begin after it; elsewhere
-a None in its place is as good as nothing.
+a None in its place is as good as nothing. Parameters named as resources are filled if the submission leaves
+them out.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Struct
 
 from fluxmesh.errors import InvalidPayload
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME: Final = 1_000_000  # behind every place
+Fillable = tuple[tuple[str, int], ...]
+
+
+def left_open(fillable: Fillable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of the parameters that these arguments do not reach."""
+    return tuple([name for name, at in fillable if at >= len(args) and name not in kwargs])
 
 
 class CallShape(Struct, frozen=True):
@@ -46,21 +54,37 @@ class CallShape(Struct, frozen=True):
         name = getattr(function, "__name__", "function")
         return cls(name, signature, context, at, len(needed) if fit else most + 1, most)
 
-    def check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Raises InvalidPayload if the function cannot be called so."""
+    def check(
+        self, args: Sequence[Any], kwargs: dict[str, Any], resources: Container[str] = frozenset()
+    ) -> None:
+        """Raises InvalidPayload if the function cannot be called so. `resources`: names that the worker can
+        give besides."""
         if not kwargs and self.least <= len(args) <= self.most:
             return
         at = self.context_at
         if at and len(args) > at and args[at] is not None:
-            raise self._refusal(f"{self.context!r} is for the worker to give", "; name what follows it")
+            message = f"{self.context!r} is for the worker to give"
+            raise self._refusal(message, resources, "; name what follows it")
         given, named = list(args), dict(kwargs)
         self.place(given, named, None)
         if self.context is not None and self.context not in self.signature.parameters:
             named.pop(self.context, None)
+        named.update(dict.fromkeys(left_open(self.fillable(resources), given, named)))
         try:
             self.signature.bind(*given, **named)
         except TypeError as error:
-            raise self._refusal(str(error)) from None
+            raise self._refusal(str(error), resources) from None
+
+    def fillable(self, resources: Container[str]) -> Fillable:
+        """The parameters that are resources."""
+        found = []
+        for at, (name, item) in enumerate(self.signature.parameters.items()):
+            if name != self.context and name in resources:
+                if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                    found.append((name, at))
+                elif item.kind is inspect.Parameter.KEYWORD_ONLY:
+                    found.append((name, _BY_NAME))
+        return tuple(found)
 
     def place(self, args: list[Any], kwargs: dict[str, Any], context: Any) -> None:
         """Put the Context where the function takes it."""
@@ -76,11 +100,14 @@ class CallShape(Struct, frozen=True):
         else:
             kwargs[self.context] = context
 
-    def _refusal(self, message: str, more: str = "") -> InvalidPayload:
+    def _refusal(self, message: str, resources: Container[str], more: str = "") -> InvalidPayload:
+        filled = {name for name, _ in self.fillable(resources)}
         seen = [
             item.replace(annotation=inspect.Parameter.empty)
             for name, item in self.signature.parameters.items()
-            if name != self.context
+            if name != self.context and name not in filled
         ]
-        called = f"{self.name}{inspect.Signature(seen)}"
+        if filled and not more:
+            more = f"; {', '.join(sorted(filled))}: left to the worker, so name what follows"
+        called = f"{self.name}({', '.join(map(str, seen))})"  # without one, these may be in no legal order
         return InvalidPayload(f"the arguments do not fit: {message}", hint=f"it is {called}{more}")

@@ -56,6 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler_batch_size: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = BATCH_MAX
     on_lease_lost: Literal["continue", "cancel"] = "continue"
     proof_of_death: bool = True
+    webhook_allow_private: bool = False  # webhook_delivery may POST to private and loopback addresses
     token: str | None = None  # bearer tokens of the server, separated by commas
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -21,8 +21,10 @@ from fluxmesh.errors import AppImportFailed, InvalidOption, UsageError
 from fluxmesh.handle import JobHandle, not_found
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import TIERS, Job
+from fluxmesh.middleware import Middleware, Outgoing, checked_middleware, checked_outgoing
 from fluxmesh.portal import Link, run
 from fluxmesh.query import Page, parse_query
+from fluxmesh.resources import Scope, define_resource
 from fluxmesh.storage.registry import open_storage, resolved_url
 from fluxmesh.storage.values import (
     Cancelled,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 _loading: list[str] = []  # modules that load_app is importing now
@@ -131,13 +134,38 @@ class Queue:
         decorator = TaskDecorator(self._link, self.registry, name, options)
         return decorator if function is None else decorator(function)
 
+    def worker_resource(self, *, scope: Scope = Scope.WORKER, name: str | None = None) -> Callable[[F], F]:
+        """Make a resource of a function: `@queue.worker_resource(scope=Scope.THREAD)`.
+
+        Tasks and other resources get it by the name of a parameter that is left out. A generator yields it,
+        and closes it in what follows; what a plain function returns is closed by its aclose() or close(), if
+        it has one. Raises InvalidOption."""
+
+        def add(function: F) -> F:
+            self.registry.resources.add(define_resource(function, scope=scope, name=name))
+            return function
+
+        return add
+
+    def add_middleware(self, middleware: Middleware) -> Middleware:
+        """Put `async def middleware(run, call_next)` around every run of workers that are started later,
+        inside those added before. Usable as a decorator. Raises InvalidOption."""
+        self.registry.middleware.append(checked_middleware(middleware))
+        return middleware
+
+    def add_outgoing(self, hook: Outgoing) -> Outgoing:
+        """Have `hook(submitting)` return headers for every job that is submitted through this Queue. Usable
+        as a decorator. Raises InvalidOption."""
+        self.registry.outgoing.append(checked_outgoing(hook))
+        return hook
+
     def task_named(self, name: str) -> BoundTask[..., Any]:
         """A task by its name, to submit jobs of it without its code. A task defined here brings its
         options along; an unknown one is left to the workers that have it."""
         known = self.registry.get(name)
         if known is not None:
-            return defined(self._link, known)
-        return BoundTask(self._link, checked_name("task", name), {})
+            return defined(self._link, self.registry, known)
+        return BoundTask(self._link, self.registry, checked_name("task", name), {})
 
     def submit(
         self,

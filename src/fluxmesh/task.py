@@ -19,7 +19,9 @@ from fluxmesh.context import Context
 from fluxmesh.errors import DuplicateTask, InvalidOption
 from fluxmesh.job import JobOptions
 from fluxmesh.limits import parse_rate
+from fluxmesh.middleware import Middleware, Outgoing
 from fluxmesh.outcome import Policy
+from fluxmesh.resources import ResourceRegistry
 from fluxmesh.storage.values import TaskSpec
 from fluxmesh.submission import (
     TASK_ONLY,
@@ -122,10 +124,14 @@ def define(function: Callable[..., Any], name: str | None, options: Mapping[str,
 
 
 class TaskRegistry:
-    """Tasks by name. Two tasks of one name are an error, whoever defined them."""
+    """Tasks by name, and what goes along with all of them. Two tasks of one name are an error, whoever
+    defined them."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, TaskDefinition] = {}
+        self.resources = ResourceRegistry()
+        self.middleware: list[Middleware] = []  # around runs, the outermost first
+        self.outgoing: list[Outgoing] = []  # called for each submission, in this order
 
     def add(self, definition: TaskDefinition) -> None:
         known = self._tasks.get(definition.name)

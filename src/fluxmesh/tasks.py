@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from fluxmesh.clock import system_clock
+from fluxmesh.config import Settings
 from fluxmesh.context import Context
 from fluxmesh.errors import InvalidOption
 from fluxmesh.task import TaskRegistry, define
@@ -96,6 +98,27 @@ def heavy_computation(iterations: int, ctx: Context) -> dict[str, Any]:
     return {"iterations": iterations, "sum": total}
 
 
+def webhook_task(settings: Settings) -> Callable[..., Any]:
+    """webhook_delivery as these settings allow it."""
+    allow_private = settings.webhook_allow_private
+
+    def webhook_delivery(url: str, payload: Any, secret: str, ctx: Context) -> dict[str, Any]:
+        """POSTs the payload as JSON, signed with the secret, to a public address."""
+        from fluxmesh.webhook import deliver  # loads an HTTP client, which few workers need
+
+        return deliver(
+            url,
+            payload,
+            secret,
+            job_id=ctx.job_id,
+            attempt=ctx.attempt,
+            allow_private=allow_private,
+            clock=system_clock(),
+        )
+
+    return webhook_delivery
+
+
 BUILTINS: Final[tuple[Callable[..., Any], ...]] = (
     file_digest,
     flaky_pipeline,
@@ -106,14 +129,14 @@ BUILTINS: Final[tuple[Callable[..., Any], ...]] = (
 )
 
 
-def builtin_registry() -> TaskRegistry:
+def builtin_registry(settings: Settings) -> TaskRegistry:
     """A registry of all built-in tasks."""
     registry = TaskRegistry()
-    add_builtins(registry)
+    add_builtins(registry, settings)
     return registry
 
 
-def add_builtins(registry: TaskRegistry) -> None:
+def add_builtins(registry: TaskRegistry, settings: Settings) -> None:
     """Add the built-in tasks to a registry. Raises DuplicateTask if it has one of their names."""
-    for function in BUILTINS:
+    for function in (*BUILTINS, webhook_task(settings)):
         registry.add(define(function, function.__name__, {}))

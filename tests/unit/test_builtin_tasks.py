@@ -12,6 +12,7 @@ import pytest
 
 from fluxmesh import tasks
 from fluxmesh.codec import encode_result
+from fluxmesh.config import Settings
 from fluxmesh.context import Context
 from fluxmesh.errors import InvalidOption
 from fluxmesh.job import JobOptions
@@ -24,6 +25,7 @@ CONTRACT_NAMES = {
     "slow_task",
     "batch_process",
     "heavy_computation",
+    "webhook_delivery",
 }
 
 
@@ -46,7 +48,7 @@ def context(attempts: int = 0) -> Context:
 
 
 def test_the_registry_has_the_tasks_of_the_contract_by_their_bare_names() -> None:
-    registry = tasks.builtin_registry()
+    registry = tasks.builtin_registry(Settings())
     assert {definition.name for definition in registry} == CONTRACT_NAMES
     with_context = {definition.name for definition in registry if definition.takes_context == "ctx"}
     assert with_context == CONTRACT_NAMES - {"file_digest", "failing_task"}

@@ -95,7 +95,7 @@ def load(settings: Settings, options: Options) -> tuple[TaskRegistry, Settings]:
     if settings.app is None:
         if options.builtins is False:
             return TaskRegistry(), settings
-        return builtin_registry(), settings
+        return builtin_registry(settings), settings
     from fluxmesh.queue import load_app
 
     queue = load_app(settings.app)
@@ -104,7 +104,7 @@ def load(settings: Settings, options: Options) -> tuple[TaskRegistry, Settings]:
         name: value for name in ("concurrency", "grace_s") if (value := getattr(options, name)) is not None
     }
     if options.builtins:
-        add_builtins(queue.registry)
+        add_builtins(queue.registry, queue.settings)
     return queue.registry, msgspec.structs.replace(queue.settings, url=queue.url, **own)
 
 

@@ -29,7 +29,7 @@ def describe(error: BaseException) -> JobError:
         kind, frames = carried(_type_name(error)[:MAX_TYPE_CHARS]), _frames(error)
     except BaseException:  # even __cause__ and __qualname__ may be properties that raise
         kind, frames = "Exception", ()
-    return JobError(kind, carried(_message(error)[:MAX_MESSAGE_CHARS]), frames, _text(error))
+    return JobError(kind, carried(message_of(error)[:MAX_MESSAGE_CHARS]), frames, _text(error))
 
 
 def _type_name(error: BaseException) -> str:
@@ -40,7 +40,8 @@ def _type_name(error: BaseException) -> str:
     return f"{module}.{kind.__qualname__}"
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What the exception says. Never raises."""
     try:
         return str(error)
     except BaseException:  # the body's own code, which may raise anything
@@ -88,7 +89,7 @@ def _text(error: BaseException) -> str:
         )
         text = "".join(summary.format())
     except BaseException:  # __notes__, __cause__ and their like may be anything
-        text = f"{_message(error)}\n(the traceback could not be written)"
+        text = f"{message_of(error)}\n(the traceback could not be written)"
     blob = text.encode("utf-8", "backslashreplace")
     if len(blob) > MAX_TEXT_BYTES:
         tail = MAX_TEXT_BYTES - _HEAD_BYTES - len(_CUT.encode())

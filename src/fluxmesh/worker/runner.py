@@ -27,10 +27,12 @@ from fluxmesh.task import TaskRegistry, policy_for, timeout_for
 from fluxmesh.worker import ending
 from fluxmesh.worker.deadlines import Deadlines
 from fluxmesh.worker.forked import end_if_forked
+from fluxmesh.worker.guided import Guide
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted, Observer
 from fluxmesh.worker.progress import ProgressSender
 from fluxmesh.worker.runs import NEVER, Plan, Run, RunTable
+from fluxmesh.worker.supply import Supply
 from fluxmesh.worker.threads import Interruption, ThreadCall, ThreadPool
 
 _PLANS_MAX: Final = 1_024
@@ -78,10 +80,28 @@ class Runner:
         self._on_overdue = on_overdue
         self._rng = rng
         self._observer = observer
-        self._pool = ThreadPool(loop, f"{name}-body")
+        self._supply = Supply(loop, name, registry.resources)
+        self._pool = ThreadPool(loop, f"{name}-body", at_exit=self._supply.end_thread)
+        self._guide = Guide(
+            loop,
+            middleware=tuple(registry.middleware),
+            supply=self._supply,
+            pool=self._pool,
+            end_of_value=self._end_of_value,
+        )
         self._deadlines = Deadlines(loop, table, self._on_due)
         self._plans: dict[tuple[str, bytes | None], Plan] = {}
         self._notify = progress.notify
+
+    async def close_resources(self) -> None:
+        """After `close`, when no body runs any more. Bounded."""
+        await self._supply.close()
+        self._supply.stop()
+
+    @property
+    def has_resources(self) -> bool:
+        """There is something to be closed."""
+        return not self._supply.empty
 
     def close(self) -> None:
         self._deadlines.close()
@@ -104,6 +124,10 @@ class Runner:
         run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
         self._table.add(run)
         self._deadlines.watch(run.deadline)
+        if plan.guided:
+            self._table.await_entry(run)
+            run.handle = self._loop.create_task(self._guided(run, args, kwargs), name=job.id)
+            return
         if plan.shape is not None:
             plan.shape.place(args, kwargs, run.context)
         if plan.is_async:
@@ -121,6 +145,7 @@ class Runner:
         if not timeout_s > 0:
             raise ValueError(f"its timeout is {timeout_s!r}")
         on_lapse = definition.on_lease_lost if definition is not None else None
+        fillable = definition.shape.fillable(self._registry.resources) if definition is not None else ()
         plan = Plan(
             function=definition.function if definition is not None else None,
             is_async=definition is not None and definition.is_async,
@@ -129,6 +154,8 @@ class Runner:
             policy=policy_for(options, own, self._settings),
             timeout_s=timeout_s,
             cancel_on_lapse=self._cancel_on_lapse if on_lapse is None else on_lapse == "cancel",
+            fillable=fillable,
+            guided=bool(fillable or self._guide.middleware),
         )
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
@@ -147,16 +174,8 @@ class Runner:
     async def _body(
         self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        if not self._table.enter(run):
-            if run.withdrawn and run.seated:
-                self._drop(run)
+        if not self._entered(run):
             return
-        if not self._lease.holds():
-            self._give_back(run, "lease lapsed")
-            return
-        current_run.set(run.context)
-        if self._observer is not None:
-            self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
         try:
             value = await function(*args, **kwargs)
         except BaseException as error:  # of any kind: it ends the run and nothing else
@@ -165,6 +184,24 @@ class Runner:
         else:
             end_if_forked(self._pid, None)
             self._returned(run, value)
+
+    async def _guided(self, run: Run, args: list[Any], kwargs: dict[str, Any]) -> None:
+        if self._entered(run):
+            self._finish(run, await self._guide.end_of(run, args, kwargs))
+
+    def _entered(self, run: Run) -> bool:
+        """From here on the body counts as begun. False: the job was taken back meanwhile."""
+        if not self._table.enter(run):
+            if run.withdrawn and run.seated:
+                self._drop(run)
+            return False
+        if not self._lease.holds():
+            self._give_back(run, "lease lapsed")
+            return False
+        current_run.set(run.context)
+        if self._observer is not None:
+            self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
+        return True
 
     def _start_on_thread(
         self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -185,17 +222,18 @@ class Runner:
 
     # -- ending --------------------------------------------------------------------------------------
     def _returned(self, run: Run, value: Any) -> None:
+        self._finish(run, self._end_of_value(run, value))
+
+    def _end_of_value(self, run: Run, value: Any) -> End:
         if run.overdue:
-            self._finish(run, ending.timed_out(run, None))
-            return
+            return ending.timed_out(run, None)
         try:
             blob = encode_result(value, limit=self._settings.result_limit_bytes)
         except Exception as error:  # the value's own methods may raise anything
-            self._finish(run, ending.without_result(error))
-            return
+            return ending.without_result(error)
         if len(blob) > WARN_PAYLOAD_BYTES:
             _log.warning("large result", job_id=run.job.id, task=run.job.task, bytes=len(blob))
-        self._finish(run, End(Outcome.COMPLETED, blob))
+        return End(Outcome.COMPLETED, blob)
 
     def _raised(self, run: Run, error: BaseException) -> None:
         self._finish(run, ending.raised(run, error))

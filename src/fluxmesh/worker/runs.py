@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from fluxmesh.callshape import CallShape
+from fluxmesh.callshape import CallShape, Fillable
 from fluxmesh.context import Context
 from fluxmesh.job import JobOptions
 from fluxmesh.outcome import Policy
@@ -20,7 +20,9 @@ NEVER: Final = float("inf")
 
 
 class Plan(Struct, frozen=True):
-    """How jobs of one task with the same stored options are run: worked out once, used by each of them."""
+    """How jobs of one task with the same stored options are run: worked out once, used by each of them.
+
+    `fillable`: parameters that are resources. `guided`: there is more to a run than its body."""
 
     function: Callable[..., Any] | None
     is_async: bool
@@ -29,6 +31,8 @@ class Plan(Struct, frozen=True):
     policy: Policy
     timeout_s: float
     cancel_on_lapse: bool
+    fillable: Fillable = ()
+    guided: bool = False
 
 
 class Run:

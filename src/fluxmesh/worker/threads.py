@@ -153,9 +153,12 @@ class ThreadCall:
 class ThreadPool:
     """Daemon threads that run calls for one loop. Ends are handed over in batches, in the loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, name: str, *, at_exit: Callable[[], None] | None = None
+    ) -> None:
         self._loop = loop
         self._name = name
+        self._at_exit = at_exit  # called on each thread when it ends
         self._queue: SimpleQueue[ThreadCall | None] = SimpleQueue()
         self._ended: deque[ThreadCall] = deque()
         self._handing_over = False
@@ -196,6 +199,13 @@ class ThreadPool:
             self._queue.put(None)
 
     def _work(self) -> None:
+        try:
+            self._take_calls()
+        finally:
+            if self._at_exit is not None:
+                self._at_exit()
+
+    def _take_calls(self) -> None:
         while True:
             call = self._queue.get()
             if call is None:

@@ -36,6 +36,7 @@ OPEN_S: Final = 30.0
 FLUSH_S: Final = 1.0
 HURRIED_GRACE_S: Final = 0.15
 HURRIED_FLUSH_S: Final = 0.3
+RESOURCES_S: Final = 5.0  # to close what the worker built
 LEAVE_S: Final = 0.2  # for each part of the worker to end
 _log = get_logger("worker")
 
@@ -414,6 +415,8 @@ class Worker:
             if timer is not None:
                 timer.cancel()
         self._runner.close()
+        if self._runner.has_resources:
+            await self._within(self._runner.close_resources(), RESOURCES_S, HURRIED_FLUSH_S)
         self._progress.close()
         await self._fetcher.stop(LEAVE_S)
         await self._housekeeper.stop(LEAVE_S)
