@@ -46,18 +46,21 @@ def test_the_first_job_of_the_readme(tmp_path: Path) -> None:
 
 
 def test_the_shop_of_the_tutorial(tmp_path: Path) -> None:
-    jobs, script = python_blocks(TUTORIAL)
-    (tmp_path / "jobs.py").write_text(jobs)
+    jobs, script, more = python_blocks(TUTORIAL)
+    (tmp_path / "jobs.py").write_text(jobs + more)
     (tmp_path / "script.py").write_text(script)
     (tmp_path / "a.png").write_bytes(b"png")
     with Running("worker", "--app", "jobs:queue", "--queues", "default,images", cwd=tmp_path) as worker:
         worker.until("worker ready")
         assert "order 7: sent to ada@example.org" in printed(tmp_path, "script.py")
+        (tmp_path / "kept.py").write_text("from jobs import keep\nprint(keep.delay(7).result(timeout=30))")
+        assert printed(tmp_path, "kept.py") == "order 7 is kept\n"
+        worker.until("run over")
 
 
 def test_the_shop_of_the_tutorial_has_types(tmp_path: Path) -> None:
-    jobs, script = python_blocks(TUTORIAL)
-    (tmp_path / "jobs.py").write_text(jobs)
+    jobs, script, more = python_blocks(TUTORIAL)
+    (tmp_path / "jobs.py").write_text(jobs + more)
     (tmp_path / "script.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "jobs.py"), str(tmp_path / "script.py")],
