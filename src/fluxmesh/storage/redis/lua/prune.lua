@@ -27,12 +27,14 @@ local function drop_unsound(set, id, place)
   end
   call('DEL', K.job(id))
   call('ZREM', K.all(), id)
-  if at and v[2] and v[3] then
+  if v[2] then
     call('ZREM', K.by_queue(v[2]), id)
-    call('ZREM', K.by_task(v[3]), id)
     if tonumber(v[4] or nil) then
       count(v[2], v[4], place, -1)
     end
+  end
+  if v[3] then
+    call('ZREM', K.by_task(v[3]), id)
   end
 end
 
