@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +17,19 @@ from fluxmesh.api.server import ApiServer, listen
 from fluxmesh.api.store import Store
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import Settings
+from fluxmesh.job import JobError, Outcome, Status, fingerprint
+from fluxmesh.outcome import Charge, Transition
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
+from fluxmesh.storage.values import (
+    ClaimedJob,
+    ExchangeRequest,
+    Registration,
+    Settle,
+    Settled,
+    TaskSpec,
+    WorkerRef,
+)
 from tests.cli.harness import Running
 
 T = TypeVar("T")
@@ -40,6 +51,30 @@ class Api:
     def run(self, verb: Coroutine[Any, Any, T]) -> T:
         """A verb of the storage, in the loop that it belongs to."""
         return asyncio.run_coroutine_threadsafe(verb, self._loop).result(PATIENCE_S)
+
+    def start(self, task: str) -> tuple[WorkerRef, ClaimedJob]:
+        """A worker of the test's own takes a job of this task from the queue of the same name."""
+        registration = Registration(task, (task,), (0, 1, 2, 3), (TaskSpec(task),), 1, 60.0, 20.0)
+        worker = WorkerRef(task, self.run(self.storage.register(registration)))
+        [job] = self.run(self.storage.exchange(ExchangeRequest(worker, 1, slots=1))).running
+        return worker, job
+
+    def end(self, worker: WorkerRef, job: ClaimedJob, transition: Transition) -> None:
+        settle = Settle(job.id, job.token, transition)
+        answer = self.run(self.storage.exchange(ExchangeRequest(worker, 2, settle=(settle,))))
+        assert answer.settled == (Settled.APPLIED,)
+
+    def dead_letter(self, task: str, message: str = "no luck") -> str:
+        """A job of this task that failed once and for all; its id."""
+        job_id: str = self.submit(task=task, queue=task)["id"]
+        worker, job = self.start(task)
+        error = JobError("LuckError", message, ("app.py:1 run",), f"LuckError: {message}")
+        charge, mark = Charge.ATTEMPT, fingerprint(task, error)
+        end = Transition(
+            Status.DEAD_LETTER, Outcome.FAILED, charge, error=error, reason="error", fingerprint=mark
+        )
+        self.end(worker, job, end)
+        return job_id
 
     def submit(self, **fields: Any) -> dict[str, Any]:
         answer = self.client.post("/api/v1/jobs", json={"task": "t", **fields})
@@ -109,9 +144,11 @@ def problem(answer: httpx.Response, status: int, field: str | None = None) -> di
 
 
 @contextmanager
-def server_command(cwd: Path, *args: str) -> Iterator[tuple[Running, str]]:
+def server_command(
+    cwd: Path, *args: str, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[Running, str]]:
     """`fluxmesh server` on a free port, and its URL."""
-    with Running("server", "--port", "0", *args, cwd=cwd) as running:
+    with Running("server", "--port", "0", *args, cwd=cwd, env=env) as running:
         running.until("/docs")
         url = re.search(r"server: (http://\S+)", running.err)
         assert url, running.err

@@ -16,23 +16,13 @@ from fluxmesh.config import Settings
 from fluxmesh.ids import new_job_id
 from fluxmesh.job import JobOptions
 from fluxmesh.query import Query
-from fluxmesh.storage.values import ExchangeRequest, Registration, Retention, TaskSpec, WorkerRef
+from fluxmesh.storage.values import Retention
 from fluxmesh.task import timeout_for
 from tests.api.serving import Api, problem, served
 
 JOBS = "/api/v1/jobs"
 OLD_ID = "01000000-0000-7000-8000-000000000000"  # made in 2004
 HTML = "<script>alert('x')</script>"
-
-
-def start(api: Api, task: str, *, queue: str = "default") -> str:
-    """Have a worker of this test's own take a job of the task; the job's id."""
-    worker = f"w-{new_job_id()}"
-    spec = TaskSpec(task)
-    registration = Registration(worker, (queue,), (0, 1, 2, 3), (spec,), 1, 60.0, 20.0)
-    ref = WorkerRef(worker, api.run(api.storage.register(registration)))
-    answer = api.run(api.storage.exchange(ExchangeRequest(ref, 1, slots=1)))
-    return answer.running[0].id
 
 
 # -- submission ------------------------------------------------------------------------------------------
@@ -141,9 +131,7 @@ def test_a_task_that_sets_no_timeout_gets_a_minute_through_rest(
 ) -> None:
     task = f"timed-{new_job_id()}"
     job = api.submit(task=task, queue=task, **own)
-    registration = Registration(task, (task,), (2,), (TaskSpec(task),), 1, 60.0, 20.0)
-    ref = WorkerRef(task, api.run(api.storage.register(registration)))
-    [claimed] = api.run(api.storage.exchange(ExchangeRequest(ref, 1, slots=1))).running
+    _, claimed = api.start(task)
     assert claimed.id == job["id"]
     options = decode_options(claimed.options)
     assert timeout_for(options, JobOptions(timeout_seconds=of_task), Settings()) == wanted_s
@@ -228,7 +216,7 @@ def test_a_waiting_job_is_cancelled_and_retried(api: Api) -> None:
 def test_a_running_job_is_told_to_stop(api: Api) -> None:
     task = f"running-{new_job_id()}"
     job = api.submit(task=task, queue=task)
-    assert start(api, task, queue=task) == job["id"]
+    assert api.start(task)[1].id == job["id"]
     answer = api.client.post(f"{JOBS}/{job['id']}/cancel")
     assert answer.status_code == 202
     assert answer.json() == {"job_id": job["id"], "status": "RUNNING", "cancel_requested": True}
@@ -294,6 +282,17 @@ async def _stop(api: Api) -> None:
 def test_the_history_tells_of_every_start(api: Api) -> None:
     job = api.submit()
     assert api.client.get(f"{JOBS}/{job['id']}/history").json() == {"items": [], "next_cursor": None}
+    dead = api.dead_letter("told", HTML)
+    page = api.client.get(f"{JOBS}/{dead}/history").json()
+    [attempt] = page["items"]
+    assert (attempt["attempt"], attempt["outcome"], attempt["worker_id"]) == (1, "failed", "told")
+    assert attempt["error"]["message"] == HTML
+    assert api.client.get(f"{JOBS}/{dead}").json()["error"] == {
+        "type": "LuckError",
+        "message": HTML,
+        "frames": ["app.py:1 run"],
+        "text": f"LuckError: {HTML}",
+    }
 
 
 # -- lists ---------------------------------------------------------------------------------------------------

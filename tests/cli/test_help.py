@@ -24,6 +24,9 @@ LEAVES = [
 ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
 # Section 3 of the contract, the commands of this release.
 CONTRACT = [
+    "server --host 127.0.0.1 --port 8000",
+    "server --reload --no-standalone --token t --token u",
+    "server --standalone --insecure --host 0.0.0.0 --concurrency 2 --queues mail --app module:queue",
     "worker --concurrency 8 --queues critical,high,default,low",
     "worker --queues mail,default --tiers critical,high --app module:queue --id w --processes 2",
     "worker --reserve critical=1",

@@ -49,7 +49,7 @@ async def queues(request: Request) -> Json:
     response_class=Json,
     tags=["workers and queues"],
     summary="Start no more jobs of a queue; held ones are released, running ones go on",
-    responses=answers({200: ("it is paused", ref("QueueState"))}, *BODY),
+    responses=answers({200: ("it is paused", ref("QueueState"))}, *BODY, 404),
 )
 async def pause(request: Request, queue: QueueName) -> Json:
     await no_fields(request)
@@ -64,7 +64,7 @@ async def pause(request: Request, queue: QueueName) -> Json:
     response_class=Json,
     tags=["workers and queues"],
     summary="Start jobs of a queue again",
-    responses=answers({200: ("it is open", ref("QueueState"))}, *BODY),
+    responses=answers({200: ("it is open", ref("QueueState"))}, *BODY, 404),
 )
 async def resume(request: Request, queue: QueueName) -> Json:
     await no_fields(request)

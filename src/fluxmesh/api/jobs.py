@@ -11,7 +11,7 @@ from fluxmesh.api.bodies import BULK_BYTES, SMALL_BYTES, check_known, read_objec
 from fluxmesh.api.parameters import LIMIT_DEFAULT, WAIT_DEFAULT_S, Cursor, JobId, Limit, Q, Timeout
 from fluxmesh.api.responses import BODY, JOB, Json, answers, listed, page, ref, takes
 from fluxmesh.api.store import Store, store_of
-from fluxmesh.api.submitting import answer_of, new_job, store_jobs, submit_many
+from fluxmesh.api.submitting import submit_many, submit_one
 from fluxmesh.config import BATCH_MAX
 from fluxmesh.documents import attempt_document, job_document
 from fluxmesh.errors import InvalidOption, JobConflict, shown
@@ -51,9 +51,7 @@ EXAMPLE: Final = {
 async def submit(request: Request) -> Json:
     store = store_of(request)
     fields = await read_object(request, submission_bytes(store.settings.payload_limit_bytes))
-    job = new_job(fields, store.settings)
-    [enqueued] = await store_jobs(store, [job])
-    stored = await answer_of(store, job, enqueued)
+    stored = await submit_one(store, fields)
     headers = {"Location": f"/api/v1/jobs/{stored.document['id']}"} if stored.status == 201 else {}
     if stored.replayed:
         headers[REPLAYED_HEADER] = "true"

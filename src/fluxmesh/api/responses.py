@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import JSONResponse
 
 from fluxmesh.api.problems import MEDIA_TYPE
 
@@ -34,10 +34,8 @@ _ALWAYS: Final[Mapping[int, str]] = {
 _encode = msgspec.json.Encoder().encode
 
 
-class Json(Response):
+class Json(JSONResponse):
     """Anything made of builtins and structs, as JSON."""
-
-    media_type = JSON
 
     def render(self, content: Any) -> bytes:
         return _encode(content)

@@ -128,7 +128,14 @@ def _requests() -> dict[str, Any]:
     tier_number = {"type": "integer", "minimum": 0, "maximum": 3}
     return {
         "Submission": submission_schema(),
-        "Bulk": _object(("jobs",), jobs={"type": "array", "items": ref("Submission"), "maxItems": BATCH_MAX}),
+        "Bulk": _object(
+            ("jobs",),
+            jobs={
+                "type": "array",
+                "items": {"description": "a Submission; each is judged for itself"},
+                "maxItems": BATCH_MAX,
+            },
+        ),
         "Tier": {"anyOf": [tier_number, tier_names, {"type": "null"}], "description": "0 is the first"},
         "Priority": _object(("priority",), priority={"anyOf": [tier_number, tier_names]}),
         "BulkReplay": _object((), q={"type": "string", "maxLength": 4_000}, dry_run={"type": "boolean"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -49,15 +49,34 @@ class Stored(Struct, frozen=True):
     replayed: bool = False
 
 
-async def store_jobs(store: Store, jobs: Sequence[NewJob]) -> list[Enqueued]:
-    """Store at most 1,000 jobs. A job that a repetition finds by its id was stored by the first try."""
+def _has_id(fields: object) -> bool:
+    return isinstance(fields, dict) and fields.get("id") is not None
+
+
+async def submit_one(store: Store, fields: object) -> Stored:
+    """Raises UsageError that names the field, IdempotencyConflict or QueueFull."""
+    job = new_job(fields, store.settings)
+    fresh = () if _has_id(fields) else (job.id,)
+    [enqueued] = await store_jobs(store, [job], made_here=fresh)
+    return await answer_of(store, job, enqueued)
+
+
+async def store_jobs(store: Store, jobs: Sequence[NewJob], *, made_here: Collection[str]) -> list[Enqueued]:
+    """Store at most 1,000 jobs. `made_here` are the ids that no producer chose: one that a repetition
+    meets was stored by the try whose reply was lost, and is new all the same."""
     cap = store.settings.queue_cap
-    for _ in range(REPEATS):
+    for tries_left in reversed(range(1 + REPEATS)):
         try:
-            return await store.write(store.storage.enqueue(jobs, queue_cap=cap))
+            answers = await store.write(store.storage.enqueue(jobs, queue_cap=cap))
+            return [_as_new(answer) if answer.id in made_here else answer for answer in answers]
         except OutcomeUnknown:
-            continue
-    return await store.write(store.storage.enqueue(jobs, queue_cap=cap))
+            if not tries_left:
+                raise
+    raise AssertionError("the last try has answered or raised")
+
+
+def _as_new(answer: Enqueued) -> Enqueued:
+    return Enqueued(answer.id, Verdict.CREATED) if answer.by == "id" else answer
 
 
 async def answer_of(store: Store, job: NewJob, enqueued: Enqueued) -> Stored:
@@ -96,7 +115,8 @@ async def submit_many(store: Store, items: Sequence[object]) -> list[dict[str, A
         except FluxMeshError as error:
             told[index] = _refused(error)
     if jobs:
-        answers = await store_jobs(store, list(jobs.values()))
+        fresh = {job.id for index, job in jobs.items() if not _has_id(items[index])}
+        answers = await store_jobs(store, list(jobs.values()), made_here=fresh)
         for (index, job), enqueued in zip(jobs.items(), answers, strict=True):
             told[index] = await _told(store, job, enqueued)
     return [item for item in told if item is not None]
