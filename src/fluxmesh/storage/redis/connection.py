@@ -1,7 +1,7 @@
 """Connections to one server: taken one at a time, bounded in time, and never asked twice.
 
-What fails before anything was sent is StorageUnreachable; what fails after is OutcomeUnknown, and the connection
-on which it failed is dropped, so that no late answer can be taken for another's.
+What fails before anything was sent is StorageUnreachable; what fails after is OutcomeUnknown, and the
+connection on which it failed is dropped, so that no late answer can be taken for another's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ _MOST: Final = 32
 _OLDEST: Final = (6, 2)
 _FLAGS_SINCE: Final = 7
 # The server's refusals that leave everything as it was, and may be over soon.
-_PASSING: Final = ("LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS")
+_PASSING: Final = (
+    "LOADING",
+    "BUSY",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
+)
 _LOST: Final = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError, TimeoutError)
 
 
@@ -56,7 +66,12 @@ class Connections:
             self._kind = SSLConnection
         options.pop("max_connections", None)
         options.setdefault("socket_connect_timeout", CONNECT_S)
-        options |= {"retry": Retry(NoBackoff(), 0), "decode_responses": False, "socket_timeout": ANSWER_S}
+        options |= {
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "decode_responses": False,
+            "socket_timeout": ANSWER_S,
+        }
         self._options = options
 
     # -- opening -------------------------------------------------------------------------------------
@@ -70,17 +85,22 @@ class Connections:
         self.version = found.get("redis_version", "")
         numbers = tuple(int(part) for part in self.version.split(".")[:2] if part.isdigit())
         if numbers < _OLDEST:
-            raise StorageRefused(f"{self.where} is Redis {self.version or '?'}", hint="6.2 is the oldest that will do")
+            raise StorageRefused(
+                f"{self.where} is Redis {self.version or '?'}", hint="6.2 is the oldest that will do"
+            )
         self.knows_flags = numbers[0] >= _FLAGS_SINCE
         policy = found.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise StorageRefused(
-                f"{self.where} evicts keys when its memory is full ({policy})", hint="maxmemory-policy noeviction"
+                f"{self.where} evicts keys when its memory is full ({policy})",
+                hint="maxmemory-policy noeviction",
             )
 
     def make(self, *, patient: bool = False) -> AbstractConnection:
         """A connection of its own; `patient`: it may be silent for ever (a subscriber's)."""
-        connection: AbstractConnection = self._kind(**self._options | ({"socket_timeout": None} if patient else {}))
+        connection: AbstractConnection = self._kind(
+            **self._options | ({"socket_timeout": None} if patient else {})
+        )
         return connection
 
     def check_usable(self) -> None:
@@ -93,9 +113,11 @@ class Connections:
         """Raises StorageUnreachable, or StorageRefused where somebody has to change something first."""
         try:
             async with asyncio.timeout(CONNECT_S * 2):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
         except driver.AuthenticationError as error:
-            raise StorageRefused(f"{self.where}: {error}", hint="look at user and password of the URL") from error
+            raise StorageRefused(
+                f"{self.where}: {error}", hint="look at user and password of the URL"
+            ) from error
         except (*_LOST, driver.RedisError) as error:
             raise StorageUnreachable(f"{self.where}: {error}", hint="is the server running?") from error
 

@@ -23,7 +23,9 @@ from fluxmesh.storage.redis.keys import key, lua_keys
 _FOLDER: Final = Path(__file__).with_name("lua")
 _USES: Final = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
 # Ends and hand-backs must get through when memory is full: they free it.
-_ALLOW_OOM: Final = frozenset({"exchange", "release", "reap", "beat", "orphans", "cancel", "discard", "prune"})
+_ALLOW_OOM: Final = frozenset(
+    {"exchange", "release", "reap", "beat", "orphans", "cancel", "discard", "prune"}
+)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -87,4 +89,3 @@ class Scripts:
     async def read_all(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         """Several plain commands in one round trip, not atomic together."""
         return await self.connections.commands(commands)
-

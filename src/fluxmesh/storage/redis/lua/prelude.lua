@@ -314,63 +314,6 @@ local function give_back(r, token)
   end
 end
 
--- history ------------------------------------------------------------------------------------------------
-local HISTORY_KEPT = 50
-
-local function is_history(blob)
-  if #blob < 3 or string.byte(blob, 1) ~= 0xdc then
-    return false
-  end
-  local good, entries, more = pcall(cmsgpack.unpack, blob)
-  return good and type(entries) == 'table' and more == nil
-end
-
--- The stored history (an array with a 16-bit count) with one more entry, the oldest dropped past the cap. One
--- that cannot be read is begun anew.
-local function append_history(r, outcome, error)
-  local pack = cmsgpack.pack
-  local entry = '\151' .. pack(r.life) .. pack(r.attempts + 1) .. (r.started_us and pack(r.started_us) or '\192')
-    .. pack(now) .. pack(r.worker_id or '') .. pack(outcome) .. (error or '\192')
-  local blob = r.history
-  if not blob or not is_history(blob) then
-    return '\220\0\1' .. entry
-  end
-  local size = string.byte(blob, 2) * 256 + string.byte(blob, 3) + 1
-  local from = 4
-  while size > HISTORY_KEPT do
-    local after = cmsgpack.unpack_one(blob, from - 1)
-    if after < 0 then
-      return '\220\0\1' .. entry
-    end
-    from, size = after + 1, size - 1
-  end
-  return '\220\0' .. string.char(size) .. string.sub(blob, from) .. entry
-end
-
--- Carry out a transition of a running job: t = {status, outcome, charge, result, error, delay_us, reason,
--- fingerprint}, result and error as stored. While the cancel flag stands every end but COMPLETED is CANCELLED.
-local function apply(r, t, token, percent, message)
-  local status, outcome = t[1], t[2]
-  if r.cancel and status ~= 'COMPLETED' then
-    status, outcome = 'CANCELLED', 'cancelled'
-  end
-  local m = {token = token, charge = t[3], error = t[5], history = append_history(r, outcome, t[5])}
-  m.percent = percent or r.percent
-  m.message = message or r.message
-  if status == 'PENDING' then
-    to_ready(r, m)
-  elseif status == 'SCHEDULED' then
-    to_later(r, now + t[6], m)
-  else
-    if status == 'COMPLETED' then
-      m.result = t[4]
-    elseif status == 'DEAD_LETTER' then
-      m.reason, m.fingerprint = t[7], t[8]
-    end
-    to_end(r, PLACE_OF[status], m)
-  end
-end
-
 -- workers ------------------------------------------------------------------------------------------------
 local known_workers = {}
 
@@ -387,14 +330,15 @@ local function worker(epoch)
   local name = int(epoch)
   if known_workers[name] == nil then
     local v = call('HMGET', K.worker(name), 'worker_id', 'me', 'fenced', 'dead_how', 'command', 'status',
-      'beat_at_us', 'lease_us', 'beat_us', 'turn')
+      'beat_at_us', 'lease_us', 'beat_us', 'turn', 'request')
     local me = false
     if v[1] and v[2] then
       local seen = cmsgpack.unpack(v[2])
       me = {epoch = name, worker_id = v[1], queues = seen[1], tiers = seen[2], tasks = set_of(seen[3]),
         donates = seen[4], in_queue = set_of(seen[1]), in_tier = set_of(seen[2]), fenced = v[3] == '1',
         dead_how = v[4] or nil, command = v[5] or nil, status = v[6], beat_at_us = tonumber(v[7]),
-        lease_us = tonumber(v[8]), beat_us = tonumber(v[9]), turn = tonumber(v[10] or 0)}
+        lease_us = tonumber(v[8]), beat_us = tonumber(v[9]), turn = tonumber(v[10] or 0),
+        request = tonumber(v[11] or 0)}
     end
     known_workers[name] = me
   end

@@ -1,0 +1,62 @@
+-- uses: fleet
+-- Renew a lease. A[3] = epoch, A[4] = the worker as put_worker has it, A[5] = its tasks, A[6] = what it believes it
+-- owns, each {id, token}; nil: a supervisor's beat. Answers {standing, lost, cancelled, command}.
+local LISTS_MISSED = 2
+local epoch, view, owned = int(A[3]), A[4], A[6]
+arm()
+local me = worker(epoch)
+if me then
+  call('HSET', K.worker(epoch), 'beat_at_us', now)
+  if owned then
+    call('HSET', K.worker(epoch), 'status', view[6], 'running', view[7])
+  end
+else
+  local fenced = false
+  for _, one in ipairs(all_workers()) do
+    fenced = fenced or (one.worker_id == view[1] and tonumber(one.epoch) > tonumber(epoch))
+  end
+  put_worker(epoch, view, fenced)
+  -- With its record its tasks may have been forgotten: of a machine that slept, say. Newer ones stand.
+  put_tasks(epoch, A[5], true)
+  call('HDEL', K.missing(), epoch)
+end
+local stands
+stands, me = standing(epoch)
+if not owned then
+  return finish({stands, {}, {}, false})
+end
+
+local told, stored, lost, cancelled = {}, {}, {}, {}
+for _, job in ipairs(owned) do
+  told[job[1]] = job[2]
+end
+-- A job that it was given long ago and does not name in two lists running never reached it: it is given back.
+local function compare(id)
+  local v = call('HMGET', K.job(id), 'token', 'pos', 'cancel', 'missed')
+  local token, missed = tonumber(v[1]), tonumber(v[4] or 0)
+  stored[id] = token
+  if told[id] == token then
+    if v[3] then
+      cancelled[#cancelled + 1] = id
+    end
+    if v[4] then
+      call('HDEL', K.job(id), 'missed')
+    end
+  elseif missed + 1 < LISTS_MISSED or math.abs(now - tonumber(v[2])) <= 2 * me.beat_us then
+    if not v[4] then
+      call('HSET', K.job(id), 'missed', 1)
+    end
+  else
+    local r = row(id)
+    give_back(r, token_after(r.token))
+  end
+end
+for _, id in ipairs(call('ZRANGE', K.in_flight(view[1], epoch), 0, -1)) do
+  compare(id)
+end
+for _, job in ipairs(owned) do
+  if stored[job[1]] ~= job[2] then
+    lost[#lost + 1] = job[1]
+  end
+end
+return finish({stands, lost, cancelled, me.command or false})

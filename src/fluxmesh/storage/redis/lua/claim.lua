@@ -1,0 +1,400 @@
+-- Who gets what: strict tiers, queues of a tier in turns, arrival order inside a queue. A walk over the ready
+-- jobs and the parking sets of one worker's own tasks; a job met that it may not run is parked on the spot, one
+-- past its time is expired.
+local PARK_CAP, PASSED_OVER_MOST, MAX_HOPS, TAKEABLE_US = 1000, 100, 2, 100000
+local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
+local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
+local CLAIM_FIELDS = {'task', 'token', 'payload', 'options', 'attempts', 'crashes', 'snoozes', 'interruptions',
+  'life', 'expires_us', 'concurrency_key', 'concurrency_limit', 'hops'}
+
+local function load_limits()
+  local limits, any = {}, false
+  local found = call('HGETALL', K.limits())
+  for i = 1, #found, 2 do
+    local l = cmsgpack.unpack(found[i + 1])
+    limits[found[i]] = {count = l[1], period_us = l[2], interval_us = l[3], most = l[4]}
+    any = true
+  end
+  return limits, any
+end
+
+local function new_claim(me, request)
+  open_freed()
+  local c = {me = me, request = request, more = false, left_behind = false, budget = PARK_CAP, shut = {},
+    paused = set_of(call('SMEMBERS', K.paused())), lanes = {}, takes = {}, gone = {}, order = {}}
+  c.limits, c.limited = load_limits()
+  for _, lane in ipairs(call('SMEMBERS', K.lanes())) do
+    local kind, tier, queue, ref = lane_parts(lane)
+    local home = tier .. ':' .. queue
+    c.lanes[home] = c.lanes[home] or {}
+    table.insert(c.lanes[home], {lane = lane, kind = kind, ref = ref})
+  end
+  return c
+end
+
+-- Rate limits, as limits.py has them -----------------------------------------------------------------------
+local function standing_tat(limit, task)
+  if not limit.tat then
+    limit.tat = tonumber(call('HGET', K.tat(), task) or 0)
+  end
+  if limit.tat - now > 2 * limit.period_us then
+    return now
+  end
+  return math.max(limit.tat, now)
+end
+
+local function permits(limit, task)
+  local backlog_us = standing_tat(limit, task) - now
+  return math.max(0, math.floor((limit.count * limit.interval_us - backlog_us) / limit.interval_us))
+end
+
+local function spend(c)
+  c.budget = c.budget - 1
+  if c.budget <= 0 then
+    c.more = true
+  end
+end
+
+-- Why no job of this task may start now; nil: one may.
+local function block(c, task)
+  local limit = c.limits[task]
+  if not limit then
+    return nil
+  end
+  if limit.most > 0 and running_of('t:' .. task) >= limit.most then
+    return CONCURRENT
+  end
+  if limit.count > 0 and permits(limit, task) < 1 then
+    local at = math.ceil(limit.tat + limit.interval_us - limit.count * limit.interval_us)
+    c.next_permit_us = math.min(c.next_permit_us or at, at)
+    return RATE
+  end
+end
+
+local function park(c, found, lane, reason)
+  spend(c)
+  if found.place == 2 and found.lane == lane then
+    c.shut[lane] = true -- all behind it wait for the same
+    return
+  end
+  if found.place == 2 then
+    unpark(found.lane, found.id)
+  else
+    call('ZREM', found.key, found.id)
+  end
+  park_into(lane, found.id, found.seq)
+  call('HSET', K.job(found.id), 'place', 2, 'lane', lane, 'waiting_for', reason)
+  count(found.queue, found.tier, found.place, -1)
+  count(found.queue, found.tier, 2, 1)
+end
+
+local function is_limited(c, task, key)
+  return key or c.limits[task] ~= nil
+end
+
+-- Read the record of a job that was met, and judge it.
+local function may_run(c, found)
+  local v = call('HMGET', K.job(found.id), unpack(CLAIM_FIELDS))
+  if not v[1] then
+    call('ZREM', found.key, found.id) -- another hand deleted its record
+    return false
+  end
+  local task, expires_us, key = v[1], v[10], v[11]
+  if expires_us and tonumber(expires_us) <= now then
+    spend(c)
+    local r = row(found.id)
+    to_end(r, 8, {token = r.token})
+    return false
+  end
+  local home = found.tier .. ':' .. found.queue .. ':'
+  if not c.me.tasks[task] then
+    park(c, found, 't:' .. home .. task, NO_WORKER)
+    return false
+  end
+  local reason = c.limited and block(c, task)
+  if reason then
+    park(c, found, 't:' .. home .. task, reason)
+    return false
+  end
+  if key and running_of('k:' .. key) >= tonumber(v[12] or 1) then
+    call('SREM', K.lanes(), 'k:' .. home .. key)
+    park(c, found, 'k:' .. home .. key, KEY)
+    return false
+  end
+  found.task, found.v, found.concurrency_key = task, v, key or nil
+  found.limited = is_limited(c, task, key)
+  return true
+end
+
+-- Walks: functions that give the next job, or nil ---------------------------------------------------------
+local function lane_walk(c, place, lane, name, queue, tier, want)
+  local chunk = math.max(2, math.min(want + 1, 257))
+  local buffer, at, after, last = {}, 1, '-inf', false
+  return function()
+    if lane and c.shut[lane] then
+      return nil
+    end
+    if at > #buffer then
+      if last then
+        return nil
+      end
+      buffer = call('ZRANGEBYSCORE', name, after, '+inf', 'WITHSCORES', 'LIMIT', 0, chunk)
+      last, at = #buffer < 2 * chunk, 1
+      if #buffer == 0 then
+        return nil
+      end
+      after = '(' .. buffer[#buffer]
+    end
+    at = at + 2
+    return {id = buffer[at - 2], seq = tonumber(buffer[at - 1]), place = place, lane = lane, key = name,
+      queue = queue, tier = tier}
+  end
+end
+
+-- The next of several walks by arrival.
+local function merge(walks)
+  local heads = {}
+  for i, walk in ipairs(walks) do
+    heads[i] = walk() or false
+  end
+  return function()
+    local best
+    for i, head in ipairs(heads) do
+      if head and (not best or head.seq < heads[best].seq) then
+        best = i
+      end
+    end
+    if not best then
+      return nil
+    end
+    local found = heads[best]
+    heads[best] = walks[best]() or false
+    return found
+  end
+end
+
+local function queue_walk(c, tier, queue, want)
+  local walks = {lane_walk(c, 1, nil, K.ready(queue, tier), queue, tier, want)}
+  for _, l in ipairs(c.lanes[tier .. ':' .. queue] or {}) do
+    if not c.shut[l.lane] and (l.kind == 'k' or (c.me.tasks[l.ref] and not block(c, l.ref))) then
+      walks[#walks + 1] = lane_walk(c, 2, l.lane, K.parked(l.lane), queue, tier, want)
+    end
+  end
+  local walk = #walks == 1 and walks[1] or merge(walks)
+  return function()
+    while not c.more do
+      local found = walk()
+      if not found then
+        return nil
+      end
+      if may_run(c, found) then
+        return found
+      end
+    end
+  end
+end
+
+local function tier_walk(c, tier, queues, want)
+  local walks, turn = {}, 0
+  for i, queue in ipairs(queues) do
+    walks[i] = queue_walk(c, tier, queue, want)
+  end
+  return function()
+    while #walks > 0 and not c.more do
+      turn = turn % #walks + 1
+      local found = walks[turn]()
+      if found then
+        return found
+      end
+      table.remove(walks, turn)
+      turn = turn - 1
+    end
+  end
+end
+
+-- Jobs this worker could start now, best first. Ends early with c.more when parking is used up.
+local function runnable(c, tiers, want)
+  local open = {}
+  for _, queue in ipairs(c.me.queues) do
+    if not c.paused[queue] then
+      open[#open + 1] = queue
+    end
+  end
+  local queues = {}
+  for i = 1, #open do
+    queues[i] = open[(c.me.turn + i - 1) % #open + 1]
+  end
+  local at, walk = 0, nil
+  return function()
+    while #queues > 0 and not c.more do
+      if not walk then
+        at = at + 1
+        if not tiers[at] then
+          return nil
+        end
+        walk = tier_walk(c, tiers[at], queues, want)
+      end
+      local found = walk()
+      if found then
+        return found
+      end
+      walk = nil
+    end
+  end
+end
+
+-- Taking ---------------------------------------------------------------------------------------------------
+-- What a new owner is told: as values.ClaimedJob, in order.
+local function claimed(id, token, queue, tier, v)
+  return {id, int(token), v[1], queue, tier, v[3], v[4], v[5], v[6], v[7], v[8], v[9]}
+end
+
+local function take(c, found, running)
+  local v = found.v
+  local token = token_after(tonumber(v[2]))
+  local to = running and 4 or 3
+  local set = {'place', to, 'lane', c.me.epoch, 'pos', now, 'token', token, 'worker_id', c.me.worker_id, 'request',
+    c.request}
+  if running then
+    set[13], set[14] = 'started_us', now
+    runs(found.task, found.concurrency_key, 1)
+    if v[10] then
+      call('ZREM', K.expires(), found.id)
+    end
+    local limit = c.limits[found.task]
+    if limit and limit.count > 0 then
+      limit.tat = standing_tat(limit, found.task) + limit.interval_us
+      call('HSET', K.tat(), found.task, limit.tat)
+    end
+  else
+    call('ZADD', K.held(), now, found.id)
+  end
+  call('HSET', K.job(found.id), unpack(set))
+  if found.place == 2 or v[13] then
+    call('HDEL', K.job(found.id), 'waiting_for', 'hops')
+  end
+  c.takes[#c.takes + 1] = now
+  c.takes[#c.takes + 1] = found.id
+  local gone = c.gone[found.key]
+  if not gone then
+    gone = {lane = found.lane, ids = {}}
+    c.gone[found.key] = gone
+    c.order[#c.order + 1] = found.key
+  end
+  gone.ids[#gone.ids + 1] = found.id
+  count(found.queue, found.tier, found.place, -1)
+  count(found.queue, found.tier, to, 1)
+  return claimed(found.id, token, found.queue, found.tier, v)
+end
+
+-- Move what was taken from set to set, for all at once.
+local function write_takes(c)
+  if #c.takes == 0 then
+    return
+  end
+  call('ZADD', K.in_flight(c.me.worker_id, c.me.epoch), unpack(c.takes))
+  call('HSET', K.owners(), c.me.epoch, c.me.worker_id)
+  for _, name in ipairs(c.order) do
+    local gone = c.gone[name]
+    if gone.lane then
+      unpark(gone.lane, unpack(gone.ids))
+    else
+      call('ZREM', name, unpack(gone.ids))
+    end
+  end
+end
+
+-- Up to slots jobs given running, then up to extra held. reserve[t] of the slots are kept for tier t - 1.
+local function claim_jobs(c, slots, extra, reserve)
+  local running, held, last_held = {}, {}, nil
+  local left, passed_over, lacking = slots, 0, 0
+  for _, n in ipairs(reserve) do
+    lacking = lacking + n
+  end
+  for found in runnable(c, c.me.tiers, slots + extra) do
+    local own = reserve[found.tier + 1] or 0
+    if left > lacking - own then
+      running[#running + 1] = take(c, found, true)
+      left = left - 1
+      if own > 0 then
+        reserve[found.tier + 1] = own - 1
+        lacking = lacking - 1
+      end
+    elseif extra > #held and not found.limited then
+      held[#held + 1] = take(c, found, false)
+      last_held = found
+    elseif left == 0 and extra <= #held then
+      c.left_behind = true
+      ready(found.queue, found.tier, found.task)
+      break
+    else
+      passed_over = passed_over + 1
+      if passed_over >= PASSED_OVER_MOST then
+        break
+      end
+    end
+  end
+  write_takes(c)
+  if #running > 0 and #c.me.queues > 1 then
+    call('HINCRBY', K.worker(c.me.epoch), 'turn', #running)
+  end
+  if last_held and not c.left_behind then
+    ready(last_held.queue, last_held.tier, last_held.task)
+  end
+  return running, held
+end
+
+-- What others hold -----------------------------------------------------------------------------------------
+-- Held jobs of others that may go to this worker, whatever their age: best tier and oldest first.
+local function takeable(me)
+  local found = {}
+  if not me.donates or call('EXISTS', K.held()) == 0 then
+    return found
+  end
+  local ids = call('ZRANGE', K.held(), 0, 1999, 'WITHSCORES')
+  for i = 1, #ids, 2 do
+    local v = call('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops')
+    local owner = v[1] and v[1] ~= me.epoch and worker(v[1])
+    if owner and owner.donates and tonumber(v[5] or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
+      found[#found + 1] = {id = ids[i], at = tonumber(ids[i + 1]), tier = tonumber(v[3]), order = i}
+    end
+  end
+  table.sort(found, function(a, b)
+    if a.tier ~= b.tier then
+      return a.tier < b.tier
+    end
+    return a.order < b.order
+  end)
+  return found
+end
+
+-- Microseconds until take_held may find something; false: nothing is held that this worker could run.
+local function next_held_us(me)
+  local first
+  for _, job in ipairs(takeable(me)) do
+    first = math.min(first or job.at, job.at)
+  end
+  return first and math.max(0, first + TAKEABLE_US - now)
+end
+
+-- A held job changes its owner, and counts one more hop.
+local function hop(me, r, running)
+  local token, to = token_after(r.token), running and 4 or 3
+  call('ZREM', K.in_flight(r.worker_id or '', r.lane), r.id)
+  call('ZADD', K.in_flight(me.worker_id, me.epoch), now, r.id)
+  call('HSET', K.owners(), me.epoch, me.worker_id)
+  call('HSET', K.job(r.id), 'place', to, 'lane', me.epoch, 'pos', now, 'token', token, 'worker_id', me.worker_id,
+    'hops', (r.hops or 0) + 1)
+  call('HDEL', K.job(r.id), 'missed', 'request')
+  if running then
+    call('HSET', K.job(r.id), 'started_us', now)
+    call('ZREM', K.held(), r.id)
+    call('ZREM', K.expires(), r.id)
+    runs(r.task, r.concurrency_key, 1)
+  else
+    call('ZADD', K.held(), now, r.id)
+  end
+  count(r.queue, r.tier, 3, -1)
+  count(r.queue, r.tier, to, 1)
+  return claimed(r.id, token, r.queue, r.tier, call('HMGET', K.job(r.id), unpack(CLAIM_FIELDS)))
+end

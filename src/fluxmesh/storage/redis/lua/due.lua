@@ -1,0 +1,27 @@
+-- Make due jobs ready, oldest first in each tier. The number, and the first instant still to come.
+local function promote_due(limit)
+  local first = first_due()
+  if not first or first > now then
+    return 0, first
+  end
+  local n = 0
+  for tier = 0, 3 do
+    local ids = n < limit and call('ZRANGEBYSCORE', K.delayed(tier), '-inf', now, 'LIMIT', 0, limit - n) or {}
+    if #ids > 0 then
+      local seq = next_seq(#ids)
+      for i, id in ipairs(ids) do
+        local v = call('HMGET', K.job(id), 'queue', 'task')
+        if v[1] then
+          call('HSET', K.job(id), 'place', 1, 'seq', seq + i - 1)
+          call('ZADD', K.ready(v[1], tier), seq + i - 1, id)
+          count(v[1], tier, 0, -1)
+          count(v[1], tier, 1, 1)
+          ready(v[1], tier, v[2])
+        end
+      end
+      call('ZREM', K.delayed(tier), unpack(ids))
+      n = n + #ids
+    end
+  end
+  return n, first_due()
+end

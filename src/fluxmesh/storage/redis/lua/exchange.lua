@@ -1,0 +1,166 @@
+-- uses: claim, due, ends
+-- Settle, promote what is due, begin, claim. A[2] = worker id, A[3] = epoch, A[4] = request id, A[5] = settles,
+-- each {id, token, transition as apply has it, percent, message}, A[6] = begins, each {id, token}, A[7] = slots,
+-- A[8] = extra, A[9] = reserve by tier. Answers {standing, settled, begun, running, held, more, next due,
+-- next held}: letters per item, microseconds from now.
+local worker_id, epoch, request = A[2], int(A[3]), A[4]
+local in_flight = K.in_flight(worker_id, epoch)
+local COMPLETE = {'place', 'token', 'lane', 'queue', 'tier', 'task', 'life', 'attempts', 'started_us', 'worker_id',
+  'history', 'concurrency_key', 'unique_key'}
+local owned_no_more, ended = {}, {}
+S.asking = epoch
+
+-- A normal return, by far the most common end, touches as little as it can.
+local function complete(item)
+  local v = call('HMGET', K.job(item[1]), unpack(COMPLETE))
+  if v[1] ~= '4' or tonumber(v[2]) ~= item[2] or v[3] ~= epoch then
+    return false
+  end
+  local t = item[3]
+  local r = {life = tonumber(v[7]), attempts = tonumber(v[8]), started_us = v[9] and tonumber(v[9]),
+    worker_id = v[10], history = v[11]}
+  local set = {'place', 5, 'attempts', r.attempts + 1, 'ended_us', now, 'percent', 100, 'history',
+    append_history(r, t[2], nil)}
+  if t[4] then
+    set[#set + 1] = 'result'
+    set[#set + 1] = t[4]
+  end
+  if item[5] then
+    set[#set + 1] = 'message'
+    set[#set + 1] = item[5]
+  end
+  call('HSET', K.job(item[1]), unpack(set))
+  call('HDEL', K.job(item[1]), 'error', 'on_death', 'missed', 'lane', 'pos', 'request')
+  if v[13] then
+    turn_unique({id = item[1], queue = v[4], unique_key = v[13]}, 5)
+  end
+  owned_no_more[#owned_no_more + 1] = item[1]
+  ended[#ended + 1] = now
+  ended[#ended + 1] = item[1]
+  count(v[4], v[5], 4, -1)
+  count(v[4], v[5], 5, 1)
+  freed(v[6], v[12] or nil)
+  over(item[1])
+  return true
+end
+
+local function settle(item)
+  if item[3][1] == 'COMPLETED' and complete(item) then
+    return 'a'
+  end
+  local r = row(item[1])
+  if not r or r.token ~= item[2] then
+    S.stale = S.stale + 1
+    return 's'
+  end
+  if r.place == 4 and r.lane == epoch then
+    apply(r, item[3], r.token, item[4], item[5])
+    return 'a'
+  end
+  if r.place == 3 or r.place == 4 then
+    S.stale = S.stale + 1
+    return 's'
+  end
+  return 'd' -- the token was not passed on since: this very settle gave it the place it has now
+end
+
+local function settle_all()
+  local answers = {}
+  for i, item in ipairs(A[5]) do
+    answers[i] = settle(item)
+  end
+  if #owned_no_more > 0 then
+    call('ZREM', in_flight, unpack(owned_no_more))
+    call('ZADD', K.ended('COMPLETED'), unpack(ended))
+  end
+  return table.concat(answers)
+end
+
+-- Start a held job, unless a higher tier is ready that this worker could run.
+local function begin(c, item)
+  local r = row(item[1])
+  if not r or r.token ~= item[2] or r.lane ~= epoch or (r.place ~= 3 and r.place ~= 4) then
+    return 'l'
+  end
+  if r.place == 4 then
+    return 'b' -- a repeated request
+  end
+  if r.expires_us and r.expires_us <= now then
+    to_end(r, 8, {token = token_after(r.token)})
+    return 'l'
+  end
+  local higher = {}
+  for _, tier in ipairs(c.me.tiers) do
+    if tier < r.tier then
+      higher[#higher + 1] = tier
+    end
+  end
+  if c.paused[r.queue] or runnable(c, higher, 1)() then
+    to_ready(r, {token = token_after(r.token), percent = r.percent, message = r.message})
+    return 'o'
+  end
+  call('HSET', K.job(r.id), 'place', 4, 'pos', now, 'started_us', now)
+  call('HDEL', K.job(r.id), 'missed')
+  call('ZADD', in_flight, now, r.id)
+  call('ZREM', K.held(), r.id)
+  call('ZREM', K.expires(), r.id)
+  count(r.queue, r.tier, 3, -1)
+  count(r.queue, r.tier, 4, 1)
+  runs(r.task, r.concurrency_key, 1)
+  return 'b'
+end
+
+-- What an earlier sending of the same request was given, less what is no longer its own.
+local function given_before()
+  local running, held = {}, {}
+  for _, id in ipairs(call('ZRANGE', in_flight, 0, -1)) do
+    local v = call('HMGET', K.job(id), 'request', 'place', 'token', 'queue', 'tier')
+    if v[1] and tonumber(v[1]) == request then
+      local list = v[2] == '4' and running or held
+      list[#list + 1] = claimed(id, tonumber(v[3]), v[4], v[5], call('HMGET', K.job(id), unpack(CLAIM_FIELDS)))
+    end
+  end
+  if #running + #held > 0 then
+    return running, held
+  end
+end
+
+local settled = settle_all()
+local stands, me = standing(epoch)
+if stands ~= 'good' then
+  return finish({stands, settled, string.rep('l', #A[6]), {}, {}, 0, false, false})
+end
+local _, next_us = promote_due(250)
+local function from_now(at)
+  return at and math.max(0, at - now) or false
+end
+local slots, extra = A[7], A[8]
+if slots + extra == 0 and #A[6] == 0 then
+  call('ZREM', K.waiting(), epoch)
+  return finish({stands, settled, '', {}, {}, 0, from_now(next_us), false})
+end
+local c = new_claim(me, request)
+local begun, running, held = {}, nil, nil
+if slots + extra > 0 and request <= me.request then
+  running, held = given_before()
+end
+for i, item in ipairs(A[6]) do
+  begun[i] = begin(c, item)
+end
+if not running then
+  running, held = claim_jobs(c, slots, extra, A[9])
+end
+if request > me.request then
+  call('HSET', K.worker(epoch), 'request', request)
+end
+local short = #running < slots
+if short then
+  call('ZADD', K.waiting(), now, epoch)
+else
+  call('ZREM', K.waiting(), epoch)
+end
+if c.next_permit_us then
+  next_us = math.min(next_us or c.next_permit_us, c.next_permit_us)
+end
+return finish({stands, settled, table.concat(begun), running, held, c.more and 1 or 0, from_now(next_us),
+  short and next_held_us(me) or false})

@@ -1,0 +1,27 @@
+-- uses: claim
+-- Take jobs that others have held for a while, given running. A[2] = epoch, A[3] = slots. Answers the jobs, and
+-- the microseconds until the next may be taken.
+local stands, me = standing(A[2])
+local taken = {}
+if stands ~= 'good' or not me.donates or A[3] < 1 then
+  return finish({taken, false})
+end
+local c = new_claim(me, 0)
+local first = runnable(c, me.tiers, 1)()
+for _, job in ipairs(takeable(me)) do
+  if #taken >= A[3] then
+    break
+  end
+  if job.at + TAKEABLE_US <= now then
+    if first and first.tier < job.tier then
+      break
+    end
+    local r = row(job.id)
+    -- A limit may have been registered since the job was held: such a job waits for its owner.
+    if not is_limited(c, r.task, r.concurrency_key) and not c.paused[r.queue]
+      and not (r.expires_us and r.expires_us <= now) then
+      taken[#taken + 1] = hop(me, r, true)
+    end
+  end
+end
+return finish({taken, #taken < A[3] and next_held_us(me) or false})

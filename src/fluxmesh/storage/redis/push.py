@@ -1,0 +1,202 @@
+"""Being told instead of asking: one subscribed connection of a storage, made when it is first needed.
+
+Push is lossy: a connection that broke may have missed anything. So whoever waits is then told as if something
+had come, and looks for himself; and every wait looks now and then in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
+
+from redis.asyncio.connection import AbstractConnection
+
+from fluxmesh.errors import StorageError, StorageUnreachable
+from fluxmesh.events import Event
+from fluxmesh.storage.redis.connection import CONNECT_S, Connections
+
+_AGAIN_S: Final = 0.2
+_AGAIN_MOST_S: Final = 5.0
+_ACK_S: Final = 5.0
+_EVENTS_KEPT: Final = 1_000
+
+Hear = Callable[[bytes | None], None]  # a message; None: some may have been missed
+
+
+class Listener:
+    """Channels and who hears them. A channel is subscribed while somebody hears it."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._heard: dict[str, list[Hear]] = {}
+        self._acks: dict[str, asyncio.Event] = {}
+        self._connection: AbstractConnection | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    async def add(self, channel: str, hear: Hear) -> None:
+        """From the return on nothing is missed, unless the connection breaks."""
+        self._heard.setdefault(channel, []).append(hear)
+        try:
+            async with asyncio.timeout(_ACK_S + CONNECT_S):
+                await self._subscribe(channel)
+        except BaseException as error:
+            self._forget(channel, hear)
+            if isinstance(error, TimeoutError):
+                where = self._connections.where
+                raise StorageUnreachable(f"{where}: no answer to a subscription", hint="try again") from error
+            raise
+
+    async def _subscribe(self, channel: str) -> None:
+        async with self._lock:
+            self._connections.check_usable()
+            if self._reading is None:
+                connection = self._connections.make(patient=True)
+                await self._connections.connected(connection)
+                self._connection = connection
+                self._reading = asyncio.create_task(self._read())
+            ack = self._acks.get(channel)
+            if ack is None:
+                ack = self._acks[channel] = asyncio.Event()
+                await self._send("SUBSCRIBE", channel)
+        await ack.wait()
+
+    async def _send(self, *command: str) -> None:
+        if self._connection is not None and self._connection.is_connected:
+            # What cannot be sent is made good by the reader, when it has connected again.
+            with contextlib.suppress(Exception):
+                await self._connection.send_command(*command, check_health=False)
+
+    def _forget(self, channel: str, hear: Hear) -> bool:
+        """True if nobody hears this channel any more."""
+        hearing = self._heard.get(channel)
+        if hearing is None:
+            return False
+        with contextlib.suppress(ValueError):
+            hearing.remove(hear)
+        if hearing:
+            return False
+        del self._heard[channel]
+        return True
+
+    async def remove(self, channel: str, hear: Hear) -> None:
+        async with self._lock:
+            if self._forget(channel, hear) and self._acks.pop(channel, None) is not None:
+                await self._send("UNSUBSCRIBE", channel)
+
+    # -- reading -------------------------------------------------------------------------------------
+    async def _read(self) -> None:
+        pause_s = _AGAIN_S
+        while True:
+            try:
+                while self._connection is not None:
+                    self._take(await self._connection.read_response(disable_decoding=True, timeout=None))
+                    pause_s = _AGAIN_S
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # whatever broke it, the answer is a new connection
+                self._missed()
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _AGAIN_MOST_S)
+            with contextlib.suppress(StorageError):
+                await self._connect_again()
+
+    async def _connect_again(self) -> None:
+        async with self._lock:
+            if self._connection is not None:
+                await self._connection.disconnect(nowait=True)
+            connection = self._connections.make(patient=True)
+            await self._connections.connected(connection)
+            self._connection = connection
+            for channel in self._acks:
+                await self._send("SUBSCRIBE", channel)
+        self._missed()
+
+    def _missed(self) -> None:
+        for hearing in list(self._heard.values()):
+            for hear in list(hearing):
+                hear(None)
+
+    def _take(self, message: Any) -> None:
+        kind, channel = message[0], message[1].decode()
+        if kind == b"message":
+            for hear in list(self._heard.get(channel, ())):
+                hear(message[2])
+        elif kind == b"subscribe" and channel in self._acks:
+            self._acks[channel].set()
+
+    async def close(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
+            self._connection = None
+
+
+class Bells:
+    """The wake-ups of the workers of one storage."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._rung: dict[str, asyncio.Event] = {}
+
+    async def hang(self, channel: str) -> bool:
+        """Listen for a worker's bell. False: it hung there before."""
+        if channel in self._rung:
+            return False
+        event = self._rung[channel] = asyncio.Event()
+        try:
+            await self._listener.add(channel, lambda _: event.set())
+        except BaseException:
+            del self._rung[channel]
+            raise
+        return True
+
+    async def wait(self, channel: str, timeout_s: float) -> bool:
+        if await self.hang(channel):
+            return True  # nobody listened until now: it may have rung
+        event = self._rung[channel]
+        if not event.is_set():
+            try:
+                await asyncio.wait_for(event.wait(), timeout_s)
+            except TimeoutError:
+                return False
+        event.clear()
+        return True
+
+
+@contextlib.asynccontextmanager
+async def subscribed(
+    listener: Listener, channels: Sequence[tuple[str, str]]
+) -> AsyncIterator[AsyncIterator[Event]]:
+    """Events of (topic, channel) pairs. A slow reader loses the oldest."""
+    heard: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_KEPT)
+
+    def hearer(topic: str) -> Hear:
+        def hear(body: bytes | None) -> None:
+            if body is not None:
+                if heard.full():
+                    heard.get_nowait()
+                heard.put_nowait(Event(topic, body))
+
+        return hear
+
+    async def events() -> AsyncIterator[Event]:
+        while True:
+            yield await heard.get()
+
+    added: list[tuple[str, Hear]] = []
+    try:
+        for topic, channel in channels:
+            hear = hearer(topic)
+            await listener.add(channel, hear)
+            added.append((channel, hear))
+        yield events()
+    finally:
+        for channel, hear in added:
+            await listener.remove(channel, hear)
