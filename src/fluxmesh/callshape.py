@@ -109,5 +109,5 @@ class CallShape(Struct, frozen=True):
         ]
         if filled and not more:
             more = f"; {', '.join(sorted(filled))}: left to the worker, so name what follows"
-        called = f"{self.name}({', '.join(map(str, seen))})"  # without one, these may be in no legal order
+        called = f"{self.name}{inspect.Signature(seen)}"
         return InvalidPayload(f"the arguments do not fit: {message}", hint=f"it is {called}{more}")

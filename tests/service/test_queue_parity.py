@@ -16,7 +16,15 @@ from fluxmesh.running import AsyncWorkerHandle, WorkerHandle
 PAIRS = [(Queue, AsyncQueue), (JobHandle, AsyncJob), (WorkerHandle, AsyncWorkerHandle)]
 # Verbs that touch no storage, block by their very nature, or have their other face under another name.
 ONE_FACE = {
-    Queue: {"task", "task_named", "worker", "run_worker"},
+    Queue: {
+        "task",
+        "task_named",
+        "worker",
+        "run_worker",
+        "worker_resource",
+        "add_middleware",
+        "add_outgoing",
+    },
     JobHandle: {"refresh"},  # both faces in one: the test of handles shows it
     WorkerHandle: {"stop_now"},
 }

@@ -51,8 +51,8 @@ class Server:
                 try:
                     self.requests.append(_request(connection))
                     self._answer(connection)
-                except OSError:
-                    pass  # the client has gone
+                except (OSError, ValueError, KeyError):
+                    pass  # the client has gone, or speaks TLS
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -187,6 +187,21 @@ def test_a_port_where_nobody_listens_is_a_failure_to_try_again() -> None:
         url = server.url
     with pytest.raises(WebhookFailed, match=r"no connection to 127\.0\.0\.1"):
         delivered(url)
+
+
+def test_a_server_without_tls_gets_nothing_of_what_was_meant_for_https(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook, "CONNECT_S", 0.5)  # a handshake that nobody answers
+    told: list[bytes] = []
+
+    def listen(connection: socket.socket) -> None:
+        told.append(b"a whole request")
+
+    with serving(listen) as server, pytest.raises(WebhookFailed, match="no connection to"):
+        delivered(server.url.replace("http:", "https:"), {"order": 7})
+    assert told == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "2130706433", "127.1", "[::1]"])

@@ -321,6 +321,8 @@ class Runner:
     def _overdue(self, run: Run, now: float) -> None:
         run.deadline = NEVER
         if isinstance(run.handle, ThreadCall) and not self._pool.abandon(run.handle):
+            if run.plan.guided:  # what follows the body may hang as well
+                run.deadline = now + self._settings.hard_grace_s
             return  # it has ended just now
         run.overdue = True
         run.overdue_since = now

@@ -244,8 +244,13 @@ class Supply:
         for task in list(self._shared.values()):
             task.cancel()  # it is built no more; what is done already does not hear of it
         self._shared.clear()
-        while self._built:
-            await self._close(self._built.pop())
+        try:
+            while self._built:
+                await self._close(self._built[-1])
+                self._built.pop()
+        finally:
+            for built in self._built:
+                _log.warning("resource not closed", resource=built.definition.name, error="no time was left")
 
     def stop(self) -> None:
         """Let the threads end."""
