@@ -18,6 +18,7 @@ import pytest
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
 from fluxmesh.storage.base import Storage
+from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.testing.contract import *  # noqa: F403
 from fluxmesh.testing.contract import Backend, CorruptField
@@ -85,10 +86,8 @@ class RedisBackend(Backend):
     async def open(
         self, clock: Clock, *, namespace: str = "fluxmesh", settings: Settings | None = None
     ) -> Storage:
-        from fluxmesh.storage.redis import open_backend
-
         settings = msgspec.structs.replace(settings or Settings(), namespace=namespace)
-        return await open_backend(self.url, settings, create=True, clock=clock)
+        return await open_storage(self.url, settings, create=True, clock=clock)
 
     def rows(self, namespace: str = "fluxmesh") -> dict[str, int]:
         found: Counter[str] = Counter()

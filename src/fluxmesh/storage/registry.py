@@ -10,10 +10,14 @@ from urllib.parse import urlsplit
 
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import DEFAULT_DATABASE, Settings
-from fluxmesh.errors import InvalidOption
+from fluxmesh.errors import InvalidOption, StorageRefused
 from fluxmesh.storage.base import Storage
 
-BACKENDS: Final[Mapping[str, str]] = {"sqlite": "fluxmesh.storage.sqlite"}
+BACKENDS: Final[Mapping[str, str]] = {
+    "sqlite": "fluxmesh.storage.sqlite",
+    "redis": "fluxmesh.storage.redis",
+    "rediss": "fluxmesh.storage.redis",
+}
 
 
 def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
@@ -51,7 +55,15 @@ async def open_storage(
 
     `inline`: verbs run in the calling thread; for a loop that does nothing else (a heartbeat thread).
     """
-    module = importlib.import_module(BACKENDS[urlsplit(url).scheme])
+    scheme = urlsplit(url).scheme
+    try:
+        module = importlib.import_module(BACKENDS[scheme])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith(__package__.partition(".")[0]):
+            raise
+        raise StorageRefused(
+            f"{scheme}:// needs the package {error.name!r}", hint='pip install "fluxmesh[redis]"'
+        ) from error
     opened: Awaitable[Storage] = module.open_backend(
         url, settings, create=create, clock=clock or system_clock(), inline=inline
     )
