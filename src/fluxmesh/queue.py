@@ -134,7 +134,15 @@ class Queue:
         decorator = TaskDecorator(self._link, self.registry, name, options)
         return decorator if function is None else decorator(function)
 
-    def worker_resource(self, *, scope: Scope = Scope.WORKER, name: str | None = None) -> Callable[[F], F]:
+    @overload
+    def worker_resource(self, function: F, /) -> F: ...
+    @overload
+    def worker_resource(
+        self, /, *, scope: Scope = Scope.WORKER, name: str | None = None
+    ) -> Callable[[F], F]: ...
+    def worker_resource(
+        self, function: F | None = None, /, *, scope: Scope = Scope.WORKER, name: str | None = None
+    ) -> F | Callable[[F], F]:
         """Make a resource of a function: `@queue.worker_resource(scope=Scope.THREAD)`.
 
         Tasks and other resources get it by the name of a parameter that is left out. A generator yields it,
@@ -145,7 +153,7 @@ class Queue:
             self.registry.resources.add(define_resource(function, scope=scope, name=name))
             return function
 
-        return add
+        return add if function is None else add(function)
 
     def add_middleware(self, middleware: Middleware) -> Middleware:
         """Put `async def middleware(run, call_next)` around every run of workers that are started later,

@@ -57,7 +57,7 @@ def test_a_resource_may_be_defined_after_the_task_that_takes_it(queue: Queue) ->
 
 
 def test_two_resources_of_one_name_are_refused_where_they_are_written(queue: Queue) -> None:
-    @queue.worker_resource()
+    @queue.worker_resource
     def pool() -> int:
         return 1
 

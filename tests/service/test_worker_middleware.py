@@ -310,6 +310,28 @@ async def test_a_body_left_running_is_ended_before_its_job(shop: Workshop, task:
     assert told == ["stopped"]
 
 
+@workshop()
+async def test_a_body_is_not_begun_after_its_run_is_over(shop: Workshop) -> None:
+    left: list[asyncio.Future[End]] = []
+    entered: list[int] = []
+
+    async def leaving(run: JobRun, call_next: CallNext) -> End:
+        left.append(asyncio.ensure_future(call_next()))
+        return End(Outcome.COMPLETED, encode_result("left"))
+
+    around(shop, leaving)
+
+    @shop.task("note", **ONCE)
+    async def note() -> None:
+        entered.append(1)
+
+    await shop.worker()
+    assert (await shop.ended(await shop.put("note"))).result == "left"
+    with pytest.raises(RuntimeError, match="when the run was over"):
+        await left[0]
+    assert entered == []
+
+
 @workshop(grace_s=0.1)
 async def test_a_drain_hands_back_a_guided_run_at_no_charge(shop: Workshop) -> None:
     async def passing(run: JobRun, call_next: CallNext) -> End:

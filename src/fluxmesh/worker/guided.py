@@ -23,6 +23,7 @@ from fluxmesh.worker.supply import Given, Supply
 from fluxmesh.worker.threads import ThreadCall, ThreadPool
 
 TWICE: Final = "call_next() was called twice: a body runs once a start"
+LATE: Final = "call_next() was called when the run was over: await it inside the middleware"
 
 
 class Guide:
@@ -55,6 +56,7 @@ class Guide:
                 raise
             end = ending.raised(run, error)
         await way.settle()
+        way.seen.exception = None  # it holds the body's frames, and these hold it
         if run.overdue and end.outcome is not Outcome.TIMEOUT:
             end = ending.timed_out(run, None)
         return end
@@ -63,7 +65,7 @@ class Guide:
 class _Way:
     """One run on its way to its body and back."""
 
-    __slots__ = ("given", "guide", "inside", "run", "seen")
+    __slots__ = ("given", "guide", "inside", "over", "run", "seen")
 
     def __init__(self, guide: Guide, run: Run, args: list[Any], kwargs: dict[str, Any]) -> None:
         self.guide = guide
@@ -71,6 +73,7 @@ class _Way:
         self.seen = JobRun(run.context, args, kwargs)
         self.given = Given()
         self.inside: asyncio.Task[Any] | None = None  # the task that is in the body now
+        self.over = False
 
     async def layer(self, index: int) -> End:
         chain = self.guide.middleware
@@ -82,6 +85,8 @@ class _Way:
             nonlocal called
             if called:
                 raise RuntimeError(TWICE)
+            if self.over:
+                raise RuntimeError(LATE)
             called = True
             return await self.layer(index + 1)
 
@@ -175,6 +180,7 @@ class _Way:
         """After the outermost middleware: end what one of them left running, close what the run was given.
         Nothing stops this from outside; closing has bounds of its own."""
         run = self.run
+        self.over = True
         while (stray := self.inside) is not None and stray is not asyncio.current_task():
             stray.cancel()
             await asyncio.wait((stray,))

@@ -162,8 +162,12 @@ class Supply:
             call.interrupt(JobInterrupted)
             self._pool.abandon(call)
             raise
-        if call.error is not None:
-            raise call.error
+        error, call.error = call.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it holds this frame by its traceback
         value: T = call.value
         return value
 

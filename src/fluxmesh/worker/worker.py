@@ -36,7 +36,7 @@ OPEN_S: Final = 30.0
 FLUSH_S: Final = 1.0
 HURRIED_GRACE_S: Final = 0.15
 HURRIED_FLUSH_S: Final = 0.3
-RESOURCES_S: Final = 5.0  # to close what the worker built
+RESOURCES_S: Final = 10.0  # to close what the worker built
 LEAVE_S: Final = 0.2  # for each part of the worker to end
 _log = get_logger("worker")
 
