@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from fluxmesh.api.access import Access, checked_tokens, is_loopback
+from fluxmesh.api.server import listen
 from fluxmesh.errors import InvalidOption
 from tests.api.serving import Api, problem, served
 
@@ -194,3 +196,18 @@ def test_a_request_above_the_bound_is_told_to_come_again(tmp_path: Path) -> None
         return statuses
 
     assert asyncio.run(ask()) == [503]
+
+
+def test_waits_take_no_more_places_than_are_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluxmesh.api.store.WAITS_MOST", 0)
+    with served(tmp_path / "jobs.db") as api:
+        job = api.submit()
+        answer = api.client.get(f"/api/v1/jobs/{job['id']}/wait")
+        assert problem(answer, 503)["code"] == "too_busy"
+        assert answer.headers["retry-after"] == "1"
+        assert api.client.get(f"/api/v1/jobs/{job['id']}").status_code == 200
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    with listen("127.0.0.1", 0) as listening:
+        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

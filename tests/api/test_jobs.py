@@ -312,6 +312,20 @@ def test_pages_follow_each_other_without_a_gap(api: Api) -> None:
     assert seen == ids[::-1]
 
 
+def test_a_page_of_large_jobs_ends_early_and_the_next_goes_on(api: Api) -> None:
+    ids = [api.submit(task="large", args=["x" * 1_000_000])["id"] for _ in range(20)]
+    seen: list[str] = []
+    params: dict[str, Any] = {"q": "task:large", "limit": 1_000}
+    sizes = []
+    while "cursor" not in params or params["cursor"] is not None:
+        answer = api.client.get(JOBS, params=params)
+        sizes.append(len(answer.content))
+        seen += [job["id"] for job in answer.json()["items"]]
+        params["cursor"] = answer.json()["next_cursor"]
+    assert seen == ids[::-1]
+    assert max(sizes) < 24 << 20
+
+
 @pytest.mark.parametrize(
     ("params", "field"),
     [

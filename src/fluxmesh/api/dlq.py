@@ -13,7 +13,7 @@ from fluxmesh.api.parameters import LIMIT_DEFAULT, Cursor, JobId, Limit, Offset,
 from fluxmesh.api.responses import BODY, JOB, Json, answers, listed, page, ref, takes
 from fluxmesh.api.store import Store, store_of
 from fluxmesh.config import BATCH_MAX
-from fluxmesh.documents import group_document, job_document
+from fluxmesh.documents import group_document
 from fluxmesh.errors import InvalidOption, JobConflict, shown
 from fluxmesh.job import Job, Status
 from fluxmesh.query import Page, Query, parse_query
@@ -50,8 +50,8 @@ async def list_dead(
     start = await _passed_over(store, query, cursor, offset) if offset else Page((), cursor)
     if offset and start.next_cursor is None:
         return page((), partial=False)
-    found = await store.read(store.storage.find(query, cursor=start.next_cursor, limit=limit))
-    return page((job_document(job) for job in found.items), found.next_cursor, partial=found.partial)
+    items, next_cursor, partial = await store.find(query, start.next_cursor, limit)
+    return page(items, next_cursor, partial=partial)
 
 
 async def _passed_over(store: Store, query: Query, cursor: str | None, offset: int) -> Page[Job]:

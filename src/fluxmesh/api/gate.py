@@ -8,7 +8,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fluxmesh.api.access import Access
+from fluxmesh.api.access import OPEN_PATHS, Access
 from fluxmesh.api.problems import InternalError, TooBusy, refusal
 from fluxmesh.errors import FluxMeshError
 from fluxmesh.obs.log import DEBUG, get_logger
@@ -56,7 +56,7 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         refused: FluxMeshError | None
-        if self._in_flight > self._most:
+        if self._in_flight > self._most and scope["path"] not in OPEN_PATHS:
             refused = TooBusy(f"{self._most:,} requests are being answered", hint="try again in a second")
         else:
             refused = self._access.refusal(scope["method"], scope["path"], dict(scope["headers"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from fastapi import APIRouter, Request
@@ -86,9 +85,8 @@ async def submit_bulk(request: Request) -> Json:
 async def list_jobs(request: Request, q: Q = "", cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT) -> Json:
     store = store_of(request)
     query = parse_query(q)
-    found = await store.read(store.storage.find(query, cursor=cursor, limit=limit))
-    items = [job_document(job) for job in found.items]
-    return page(items, found.next_cursor, partial=found.partial)
+    items, next_cursor, partial = await store.find(query, cursor, limit)
+    return page(items, next_cursor, partial=partial)
 
 
 @router.get(
@@ -133,29 +131,10 @@ async def history(request: Request, job_id: JobId) -> Json:
 )
 async def wait(request: Request, job_id: JobId, timeout: Timeout = WAIT_DEFAULT_S) -> Json:
     store = store_of(request)
-    job = await _ended_or_late(store, job_id, timeout)
-    return Json(job_document(job), status_code=200 if job.ended else 202)
-
-
-async def _ended_or_late(store: Store, job_id: str, timeout_s: float) -> Job:
-    """A server that is told to stop answers at once with the job as it is."""
-    waiting = asyncio.ensure_future(store.storage.wait_for(job_id, timeout_s))
-    stopping = asyncio.ensure_future(store.stopping.wait())
-    try:
-        async with asyncio.timeout(timeout_s + 1.0):
-            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    except TimeoutError:
-        pass
-    finally:
-        stopping.cancel()
-        if not waiting.done():
-            waiting.cancel()
-    if not waiting.done() or waiting.cancelled():
-        return await job_of(store, job_id)
-    job = waiting.result()
+    job = await store.wait_for(job_id, timeout)
     if job is None:
         raise store.missing(job_id)
-    return job
+    return Json(job_document(job), status_code=200 if job.ended else 202)
 
 
 @router.post(

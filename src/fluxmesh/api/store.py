@@ -6,19 +6,29 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+import msgspec
+from msgspec import Raw
 from starlette.requests import Request
 
+from fluxmesh.api.problems import TooBusy
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
+from fluxmesh.documents import job_document
 from fluxmesh.errors import JobGone, JobNotFound, OutcomeUnknown, StorageUnreachable
 from fluxmesh.ids import is_job_id, job_id_time_ms
+from fluxmesh.job import Job
+from fluxmesh.query import Query
 from fluxmesh.storage.base import Storage
 
 CALL_MOST_S: Final = 10.0
 READY_MOST_S: Final = 0.8
+WAITS_MOST: Final = 500
+FIRST_JOBS: Final = 25  # by whose size it is judged how many more a page may hold
+PAGE_BYTES: Final = 16 << 20
 _CLOSE_MOST_S: Final = 5.0
 _NOBODY: Final = "00000000-0000-7000-8000-000000000000"
 T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
 
 
 class Store:
@@ -30,6 +40,7 @@ class Store:
         self.settings = settings
         self.clock = clock
         self.stopping = asyncio.Event()
+        self._waits = 0
         self._open_storage = open_storage
         self._storage: Storage | None = None
 
@@ -73,6 +84,42 @@ class Store:
                 f"the storage did not answer in {CALL_MOST_S:g} s, and may or may not have done it",
                 hint="look before you repeat it",
             ) from None
+
+    async def wait_for(self, job_id: str, timeout_s: float) -> Job | None:
+        """The job once it has ended, or as it is when the time is up or the server is told to stop; None if
+        there is none. Raises TooBusy rather than let waits take the places of all other requests."""
+        if self._waits >= WAITS_MOST:
+            raise TooBusy(f"{WAITS_MOST:,} requests wait for jobs", hint="look at the job now and then")
+        self._waits += 1
+        waiting = asyncio.ensure_future(self.storage.wait_for(job_id, timeout_s))
+        stopping = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait(
+                (waiting, stopping), timeout=timeout_s + 1, return_when=asyncio.FIRST_COMPLETED
+            )
+            if waiting.done():
+                return waiting.result()
+            return await self.read(self.storage.get(job_id))
+        finally:
+            self._waits -= 1
+            stopping.cancel()
+            waiting.cancel()
+
+    async def find(self, query: Query, cursor: str | None, limit: int) -> tuple[list[Raw], str | None, bool]:
+        """Jobs of a list as JSON, where the next page begins, and whether the search stopped at its bound.
+        A page ends early at PAGE_BYTES: a thousand jobs may hold a thousand times the largest payload."""
+        items: list[Raw] = []
+        size = 0
+        while True:
+            room = FIRST_JOBS if not items else (PAGE_BYTES - size) * len(items) // size + 1
+            want = min(limit - len(items), room)
+            found = await self.read(self.storage.find(query, cursor=cursor, limit=want))
+            for job in found.items:
+                items.append(Raw(_encode(job_document(job))))
+                size += len(items[-1])
+            cursor = found.next_cursor
+            if cursor is None or found.partial or len(items) >= limit or size > PAGE_BYTES:
+                return items, cursor, found.partial
 
     async def check_ready(self) -> None:
         """Raises StorageUnreachable if the storage does not answer a small question within READY_MOST_S."""
