@@ -13,7 +13,7 @@ from fluxmesh.context import current_run
 from fluxmesh.errors import ResourceFailed
 from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import Snooze
-from fluxmesh.resources import Scope, define_resource
+from fluxmesh.resources import ResourceRegistry, Scope, define_resource
 from fluxmesh.worker import supply
 from fluxmesh.worker.observe import JobStarted
 from tests.service.log_tap import tapped
@@ -518,3 +518,46 @@ async def test_the_loop_goes_on_while_a_resource_is_built_on_a_thread(shop: Work
 
 def test_the_error_of_a_resource_is_retryable() -> None:
     assert ResourceFailed("x").retryable
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_what_is_built_as_its_job_gives_up_is_closed(turns: int) -> None:
+    """However the end of the build and the cancellation fall together."""
+    told: list[str] = []
+    go_on = threading.Event()
+
+    def one() -> Iterator[int]:
+        go_on.wait(15)
+        yield 1
+        told.append("closed")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        registry = ResourceRegistry()
+        registry.add(define_resource(one, scope=Scope.TASK))
+        store = supply.Supply(loop, "test", registry)
+        given = supply.Given()
+        building = loop.create_task(store.give(given, ("one",), on_thread=False))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if turns == 0:
+            building.cancel()
+        go_on.set()
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("test-resource")]
+        assert len(threads) == 1
+        while not store._pool._ended and not building.done():  # built, and the loop does not know yet
+            pass
+        for _ in range(turns - 1):
+            await asyncio.sleep(0)
+        building.cancel()
+        await asyncio.wait((building,))
+        await store.take_back(given)
+        store.stop()
+        for thread in threads:
+            await asyncio.to_thread(thread.join, 15)
+        await asyncio.sleep(0)
+        if building.cancelled():
+            assert given.values == {}
+
+    asyncio.run(scenario())
+    assert told in (["closed"], []) if turns == 0 else told == ["closed"]

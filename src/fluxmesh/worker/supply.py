@@ -148,9 +148,13 @@ class Supply:
         unwanted = False
 
         def on_end(call: ThreadCall) -> None:
-            if not ended.done():
+            if unwanted or ended.cancelled():
+                forgo(call)
+            else:
                 ended.set_result(None)
-            if unwanted and late is not None and call.error is None:
+
+        def forgo(call: ThreadCall) -> None:
+            if late is not None and call.error is None:
                 late(call.value)
 
         call = ThreadCall(work, [], {}, contextvars.copy_context(), on_end)
@@ -158,9 +162,12 @@ class Supply:
         try:
             await ended
         except asyncio.CancelledError:
-            unwanted = True
-            call.interrupt(JobInterrupted)
-            self._pool.abandon(call)
+            if ended.done() and not ended.cancelled():
+                forgo(call)  # it was there, and the cancellation with it
+            else:
+                unwanted = True
+                call.interrupt(JobInterrupted)
+                self._pool.abandon(call)
             raise
         error, call.error = call.error, None
         try:
