@@ -48,6 +48,9 @@ def shown_url(url: str) -> str:
 class Connections:
     """The idle connections of one storage, and the way to ask one."""
 
+    kind = "redis"
+    has_msgpack = True  # the server's Lua has cmsgpack
+
     def __init__(self, url: str) -> None:
         self.where = shown_url(url)
         self.version = ""
@@ -77,11 +80,7 @@ class Connections:
     # -- opening -------------------------------------------------------------------------------------
     async def check(self) -> None:
         """Refuse a server that is too old, or that throws keys away when its memory is full."""
-        found: dict[str, str] = {}
-        for section in ("server", "memory"):
-            text: bytes = await self.command("INFO", section)
-            lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
-            found.update({name: value for name, _, value in lines})
+        found = await self.said()
         self.version = found.get("redis_version", "")
         numbers = tuple(int(part) for part in self.version.split(".")[:2] if part.isdigit())
         if numbers < _OLDEST:
@@ -95,6 +94,15 @@ class Connections:
                 f"{self.where} evicts keys when its memory is full ({policy})",
                 hint="maxmemory-policy noeviction",
             )
+
+    async def said(self) -> dict[str, str]:
+        """What the server says of itself."""
+        found: dict[str, str] = {}
+        for section in ("server", "memory", "persistence"):
+            text: bytes = await self.command("INFO", section)
+            lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+            found.update({name: value for name, _, value in lines})
+        return found
 
     def make(self, *, patient: bool = False) -> AbstractConnection:
         """A connection of its own; `patient`: it may be silent for ever (a subscriber's)."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -56,6 +57,8 @@ KEYS: Final[Mapping[str, str]] = {
     "event": "event:{}",  # topic
 }
 
+_CALLED: Final = re.compile(r"\bK\.(\w+)")
+
 
 def prefix_of(namespace: str, *, cluster: bool = False) -> str:
     """What every key of the namespace begins with. On a cluster one hash tag keeps them on one node."""
@@ -66,10 +69,13 @@ def key(prefix: str, name: str, *parts: object) -> str:
     return prefix + KEYS[name].format(*parts)
 
 
-def lua_keys() -> str:
-    """The table K of functions that build the same names from the prefix P."""
+def lua_keys(text: str) -> str:
+    """The table K of functions that build the same names from the prefix P: those that the text calls."""
+    used = set(_CALLED.findall(text))
     lines = ["local K = {}"]
     for name, template in KEYS.items():
+        if name not in used:
+            continue
         pieces = template.split("{}")
         names = [f"a{n}" for n in range(1, len(pieces))]
         text = f"'{pieces[0]}'"

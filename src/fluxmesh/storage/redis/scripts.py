@@ -37,13 +37,17 @@ def blob(value: bytes | None) -> msgspec.Raw | None:
 
 
 @cache
-def script_text(verb: str) -> str:
-    """The whole script of a verb, without a header."""
+def script_text(verb: str, *, has_msgpack: bool = True) -> str:
+    """The whole script of a verb, without a header. `has_msgpack`: the server brings its own."""
     body = (_FOLDER / f"{verb}.lua").read_text(encoding="utf-8")
     found = _USES.search(body)
     names = ["prelude", *(found[1].replace(" ", "").split(",") if found else [])]
     libraries = [(_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in names]
-    return "local P = KEYS[1]\n" + lua_keys() + "\n".join([*libraries, body])
+    if not has_msgpack:
+        own = (_FOLDER / "cmsgpack.lua").read_text(encoding="utf-8")
+        libraries.insert(0, f"local cmsgpack = (function()\n{own}\nreturn cmsgpack\nend)()")
+    text = "\n".join([*libraries, body])
+    return "local P = KEYS[1]\n" + lua_keys(text) + text
 
 
 class Scripts:
@@ -66,7 +70,7 @@ class Scripts:
     def _text(self, verb: str) -> tuple[str, str]:
         known = self._texts.get(verb)
         if known is None:
-            text = script_text(verb)
+            text = script_text(verb, has_msgpack=self.connections.has_msgpack)
             if verb in _ALLOW_OOM and self.connections.knows_flags:
                 text = "#!lua flags=allow-oom\n" + text
             digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

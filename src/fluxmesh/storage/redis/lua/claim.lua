@@ -246,17 +246,17 @@ end
 -- Taking ---------------------------------------------------------------------------------------------------
 -- What a new owner is told: as values.ClaimedJob, in order.
 local function claimed(id, token, queue, tier, v)
-  return {id, int(token), v[1], queue, tier, v[3], v[4], v[5], v[6], v[7], v[8], v[9]}
+  return {id, token == now and NOW or int(token), v[1], queue, tier, v[3], v[4], v[5], v[6], v[7], v[8], v[9]}
 end
 
 local function take(c, found, running)
   local v = found.v
   local token = token_after(tonumber(v[2]))
   local to = running and 4 or 3
-  local set = {'place', to, 'lane', c.me.epoch, 'pos', now, 'token', token, 'worker_id', c.me.worker_id, 'request',
-    c.request}
+  local set = {'place', running and '4' or '3', 'lane', c.me.epoch, 'pos', NOW, 'token', instant(token), 'worker_id',
+    c.me.worker_id, 'request', c.request}
   if running then
-    set[13], set[14] = 'started_us', now
+    set[13], set[14] = 'started_us', NOW
     runs(found.task, found.concurrency_key, 1)
     if v[10] then
       call('ZREM', K.expires(), found.id)
@@ -273,7 +273,7 @@ local function take(c, found, running)
   if found.place == 2 or v[13] then
     call('HDEL', K.job(found.id), 'waiting_for', 'hops')
   end
-  c.takes[#c.takes + 1] = now
+  c.takes[#c.takes + 1] = NOW
   c.takes[#c.takes + 1] = found.id
   local gone = c.gone[found.key]
   if not gone then

@@ -83,16 +83,16 @@ local function room(queue)
   return rooms[queue]
 end
 
-local function store(job, queue, tier, seq)
-  local id, task = job[1], job[2]
+local function store(job, queue, tier, number)
+  local id, task, seq = job[1], job[2], int(number)
   local due_us = job[8]
   if job[7] then
     due_us = now + job[7]
   end
   local later = due_us and due_us > now
-  local record = {'place', later and 0 or 1, 'seq', seq, 'rid', seq, 'queue', queue, 'tier', tier, 'task', task,
-    'token', 0, 'life', 1, 'attempts', 0, 'snoozes', 0, 'interruptions', 0, 'crashes', 0, 'created_us', now,
-    'payload', job[5]}
+  local record = {'place', later and '0' or '1', 'seq', seq, 'rid', seq, 'queue', queue, 'tier', tier, 'task', task,
+    'token', '0', 'life', '1', 'attempts', '0', 'snoozes', '0', 'interruptions', '0', 'crashes', '0', 'created_us',
+    NOW, 'payload', job[5]}
   local function put(name, value)
     if value ~= nil then
       record[#record + 1] = name

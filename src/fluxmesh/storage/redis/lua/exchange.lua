@@ -19,7 +19,7 @@ local function complete(item)
   local t = item[3]
   local r = {life = tonumber(v[7]), attempts = tonumber(v[8]), started_us = v[9] and tonumber(v[9]),
     worker_id = v[10], history = v[11]}
-  local set = {'place', 5, 'attempts', r.attempts + 1, 'ended_us', now, 'percent', 100, 'history',
+  local set = {'place', '5', 'attempts', r.attempts + 1, 'ended_us', NOW, 'percent', '100', 'history',
     append_history(r, t[2], nil)}
   if t[4] then
     set[#set + 1] = 'result'
@@ -35,7 +35,7 @@ local function complete(item)
     turn_unique({id = item[1], queue = v[4], unique_key = v[13]}, 5)
   end
   owned_no_more[#owned_no_more + 1] = item[1]
-  ended[#ended + 1] = now
+  ended[#ended + 1] = NOW
   ended[#ended + 1] = item[1]
   count(v[4], v[5], 4, -1)
   count(v[4], v[5], 5, 1)
