@@ -17,6 +17,7 @@ BACKENDS: Final[Mapping[str, str]] = {
     "sqlite": "fluxmesh.storage.sqlite",
     "redis": "fluxmesh.storage.redis",
     "rediss": "fluxmesh.storage.redis",
+    "memory": "fluxmesh.storage.redis.memory",
 }
 
 
@@ -62,7 +63,8 @@ async def open_storage(
         if error.name is None or error.name.startswith(__package__.partition(".")[0]):
             raise
         raise StorageRefused(
-            f"{scheme}:// needs the package {error.name!r}", hint='pip install "fluxmesh[redis]"'
+            f"{scheme}:// needs the package {error.name!r}",
+            hint=f'pip install "fluxmesh[{"memory" if scheme == "memory" else "redis"}]"',
         ) from error
     opened: Awaitable[Storage] = module.open_backend(
         url, settings, create=create, clock=clock or system_clock(), inline=inline

@@ -153,12 +153,8 @@ def _info_of(epoch: int, row: list[Any], now_us: int) -> WorkerInfo | None:
 
 async def info(scripts: Scripts, namespace: str) -> StorageInfo:
     """What the server says of itself, and what of it bears on the promises."""
-    said: dict[str, str] = {}
-    for answer in await scripts.read_all(
-        [("INFO", section) for section in ("server", "memory", "persistence")]
-    ):
-        lines = (line.partition(":") for line in (text(answer) or "").splitlines())
-        said.update({name: value for name, _, value in lines})
+    connections = scripts.connections
+    said = await connections.said()
     limit = said.get("maxmemory_human", "")
     details = (
         ("memory used", said.get("used_memory_human", "unknown")),
@@ -168,4 +164,4 @@ async def info(scripts: Scripts, namespace: str) -> StorageInfo:
         ("mode", said.get("redis_mode", "unknown")),
     )
     version = said.get("valkey_version") or said.get("redis_version", "unknown")
-    return StorageInfo("redis", scripts.connections.where, namespace, version, details)
+    return StorageInfo(connections.kind, connections.where, namespace, version, details)

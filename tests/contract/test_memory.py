@@ -1,0 +1,28 @@
+"""The contract suite, bound to memory://: one server in this process per test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from fakeredis import FakeStrictRedis
+
+from fluxmesh.storage.redis import memory
+from fluxmesh.testing.contract import *  # noqa: F403
+from tests.contract.test_redis import RedisBackend
+
+_names = itertools.count()
+
+
+class MemoryBackend(RedisBackend):
+    def __init__(self, name: str) -> None:
+        self.url = f"memory://{name}"
+        self.client = FakeStrictRedis(server=memory.server_of(name))
+
+
+@pytest.fixture
+def backend() -> Iterator[MemoryBackend]:
+    backend = MemoryBackend(f"contract{next(_names)}")
+    yield backend
+    backend.client.close()
