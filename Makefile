@@ -5,15 +5,18 @@ DIR ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test cases bench lint format clean help
+.PHONY: setup services demo test cases bench lint format clean help
 
 setup: ## make .venv and install the project with its tools (fast when nothing changed)
 	@sh scripts/setup.sh
 
+services: # the servers that tests start for themselves: only their programs
+	@sh scripts/services.sh
+
 demo: setup ## show the life of real jobs in a few seconds (DIR=path: on the files below it)
 	@$(PYTHON) -m fluxmesh.cli demo $(if $(DIR),--dir "$(DIR)")
 
-test: setup ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
+test: setup services ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
 	$(PYTHON) -m pytest tests -m "not slow" $(PYTEST_ARGS)
 
 cases: setup ## the failure cases at their full waiting times, and the table of docs/cases.md

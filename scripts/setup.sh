@@ -12,23 +12,8 @@ trap 'rm -f "$log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-say() { printf 'setup: %s\n' "$*" >&2; }
-
-die() {
-    say "$@"
-    exit 1
-}
-
-# Runs a command with its output kept back, and shows it only if the command fails.
-quietly() {
-    if "$@" >"$log" 2>&1; then
-        return 0
-    else
-        code=$?
-        cat "$log" >&2
-        return "$code"
-    fi
-}
+speaker=setup
+. scripts/common.sh
 
 # An interpreter is asked, never judged by its name: a version manager's shim may exist and not run.
 recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -46,20 +31,6 @@ find_python() {
     done
     return 1
 }
-
-as_root() {
-    if [ "$(id -u)" -eq 0 ]; then
-        "$@"
-    elif command -v sudo >/dev/null 2>&1 && sudo -n true >/dev/null 2>&1; then
-        sudo -n "$@"
-    elif command -v sudo >/dev/null 2>&1 && [ -t 0 ]; then
-        sudo "$@"
-    else
-        return 1
-    fi
-}
-
-apt_install() { as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$1"; }
 
 # Debian keeps ensurepip in a package of its own, one for each Python version.
 install_venv_module() {
