@@ -128,6 +128,12 @@ def test_a_name_that_was_bound_to_this_machine_by_others_is_refused(api: Api, ho
     problem(api.client.get("/api/v1/jobs", headers={"host": host}), 403, "Host")
 
 
+def test_a_balancer_that_speaks_http_1_0_sees_the_health(api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", api.client.base_url.port or 0)) as raw:
+        raw.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b" 200 " in raw.recv(1_000)
+
+
 def test_no_site_is_told_that_it_may_read(api: Api) -> None:
     asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     for answer in (

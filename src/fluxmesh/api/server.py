@@ -55,6 +55,7 @@ class ApiServer:
             lifespan="on",
             loop="none",
             log_config=None,
+            log_level="error",  # what strangers send is no news
             access_log=False,
             server_header=False,
             proxy_headers=False,

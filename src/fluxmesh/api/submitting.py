@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from fluxmesh.errors import (
 from fluxmesh.storage.values import Enqueued, Verdict
 from fluxmesh.submission import NewJob, checked_arguments, prepare
 
+READ_AT_ONCE: Final = 50
 REPEATS: Final = 2  # an enqueue whose reply was lost is repeated with the same ids
 
 
@@ -117,8 +119,12 @@ async def submit_many(store: Store, items: Sequence[object]) -> list[dict[str, A
     if jobs:
         fresh = {job.id for index, job in jobs.items() if not _has_id(items[index])}
         answers = await store_jobs(store, list(jobs.values()), made_here=fresh)
-        for (index, job), enqueued in zip(jobs.items(), answers, strict=True):
-            told[index] = await _told(store, job, enqueued)
+        stored = list(zip(jobs.items(), answers, strict=True))
+        for start in range(0, len(stored), READ_AT_ONCE):
+            some = stored[start : start + READ_AT_ONCE]
+            documents = await asyncio.gather(*(_told(store, job, answer) for (_, job), answer in some))
+            for ((index, _), _), document in zip(some, documents, strict=True):
+                told[index] = document
     return [item for item in told if item is not None]
 
 

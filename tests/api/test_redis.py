@@ -1,0 +1,65 @@
+"""The API on Redis: the same routes, and a server that says what it knows of a storage that is frozen."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.serving import problem, server_command
+from tests.cli.harness import PATIENCE_S
+from tests.contract.test_redis import Server
+
+
+@pytest.fixture
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        pytest.skip("no redis-server on this machine")
+    server = Server(program, tmp_path_factory.mktemp("redis"))
+    try:
+        yield server
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        server.stop()
+
+
+def test_jobs_of_redis_are_submitted_run_and_counted(redis_server: Server, tmp_path: Path) -> None:
+    with server_command(tmp_path, "--url", f"redis://127.0.0.1:{redis_server.port}/0") as (running, url):
+        api = f"{url}/api/v1"
+        fields = {"task": "batch_process", "kwargs": {"items": ["a"]}, "idempotency_key": "k"}
+        first, again = (httpx.post(f"{api}/jobs", json=fields) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 200)
+        job_id = first.json()["id"]
+        ended = httpx.get(f"{api}/jobs/{job_id}/wait", timeout=PATIENCE_S)
+        assert (ended.status_code, ended.json()["status"]) == (200, "COMPLETED")
+        failing = httpx.post(f"{api}/jobs", json={"task": "failing_task", "args": ["why"], "max_retries": 0})
+        failed_id = failing.json()["id"]
+        assert httpx.get(f"{api}/jobs/{failed_id}/wait", timeout=PATIENCE_S).status_code == 200
+        [dead] = httpx.get(f"{api}/dlq").json()["items"]
+        assert dead["id"] == failed_id
+        numbers = httpx.get(f"{api}/metrics").json()
+        counted = ("active_workers", "total_jobs", "completed_jobs", "failed_jobs", "dead_letter_jobs")
+        assert [numbers[name] for name in counted] == [1, 2, 1, 1, 1]
+        assert running.end() == 0
+    assert not (tmp_path / "fluxmesh.db").exists()
+
+
+def test_a_frozen_redis_makes_the_server_unready_within_a_second(
+    redis_server: Server, tmp_path: Path
+) -> None:
+    address = f"redis://127.0.0.1:{redis_server.port}/0"
+    with server_command(tmp_path, "--no-standalone", "--url", address) as (running, url):
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        redis_server.process.send_signal(signal.SIGSTOP)
+        answer = httpx.get(f"{url}/readyz", timeout=PATIENCE_S)
+        assert problem(answer, 503)["code"] == "storage_unreachable"
+        assert answer.elapsed.total_seconds() < 1
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        redis_server.process.send_signal(signal.SIGCONT)
+        assert httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200
+        assert running.end() == 0
