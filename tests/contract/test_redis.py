@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import socket
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -22,53 +17,10 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.testing.contract import *  # noqa: F403
 from fluxmesh.testing.contract import Backend, CorruptField
+from tests.redis_server import Server
 
-redis = pytest.importorskip("redis", reason="the Redis backend needs the extra [redis]")
-
-UP_S: Final = 10.0
 DATABASES: Final = 16
 _ELEMENTS: Final = {b"zset": "ZCARD", b"hash": "HLEN", b"set": "SCARD", b"list": "LLEN"}
-
-
-class Server:
-    """A redis-server of our own."""
-
-    def __init__(self, program: str, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        command = [
-            program,
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        with (folder / "redis.log").open("wb") as log:
-            self.process = subprocess.Popen([*command, "--dir", str(folder)], stdout=log, stderr=log)
-        client = self.client(0)
-        deadline = time.monotonic() + UP_S
-        while True:
-            try:
-                self.version = client.info("server")["redis_version"]
-                break
-            except redis.exceptions.ConnectionError:
-                if time.monotonic() > deadline:
-                    self.stop()
-                    raise
-                time.sleep(0.01)
-        client.close()
-
-    def client(self, database: int) -> redis.Redis:
-        return redis.Redis(port=self.port, db=database)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(UP_S)
 
 
 class RedisBackend(Backend):
@@ -79,7 +31,7 @@ class RedisBackend(Backend):
     }
 
     def __init__(self, server: Server, database: int) -> None:
-        self.url = f"redis://127.0.0.1:{server.port}/{database}"
+        self.url = server.url(database)
         self.client = server.client(database)
         self.client.flushdb()
 
@@ -110,11 +62,8 @@ class RedisBackend(Backend):
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        pytest.skip("no redis-server on this machine")
-    server = Server(program, tmp_path_factory.mktemp("redis"))
-    print(f"redis-server {server.version}, pid {server.process.pid}, port {server.port}")
+    server = Server(tmp_path_factory.mktemp("redis"))
+    print(f"redis-server {server.version()}, pid {server.process.pid}, port {server.port}")
     yield server
     server.stop()
 

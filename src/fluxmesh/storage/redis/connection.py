@@ -76,6 +76,10 @@ class Connections:
             "socket_timeout": ANSWER_S,
         }
         self._options = options
+        try:
+            self.make()
+        except TypeError as error:
+            raise InvalidOption("url", f"{self.where!r}: {error}", hint="leave it out of the URL") from None
 
     # -- opening -------------------------------------------------------------------------------------
     async def check(self) -> None:
@@ -88,6 +92,8 @@ class Connections:
                 f"{self.where} is Redis {self.version or '?'}", hint="6.2 is the oldest that will do"
             )
         self.knows_flags = numbers[0] >= _FLAGS_SINCE
+        if found.get("redis_mode") == "cluster":
+            raise StorageRefused(f"{self.where} is a node of a cluster", hint="name a server of its own")
         policy = found.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise StorageRefused(
@@ -126,6 +132,8 @@ class Connections:
             raise StorageRefused(
                 f"{self.where}: {error}", hint="look at user and password of the URL"
             ) from error
+        except driver.ResponseError as error:
+            self._checked(error)
         except (*_LOST, driver.RedisError) as error:
             raise StorageUnreachable(f"{self.where}: {error}", hint="is the server running?") from error
 
@@ -181,6 +189,8 @@ class Connections:
                     answers.append(await connection.read_response(disable_decoding=True))
                 except driver.ResponseError as error:
                     answers.append(error)
+                except (driver.BusyLoadingError, driver.AuthenticationError) as error:
+                    return [error for _ in commands]  # answers too; the driver has hung up on them
         except BaseException as error:
             # Answers may still be on their way: nobody may take them for his own.
             await connection.disconnect(nowait=True)

@@ -60,9 +60,9 @@ KEYS: Final[Mapping[str, str]] = {
 _CALLED: Final = re.compile(r"\bK\.(\w+)")
 
 
-def prefix_of(namespace: str, *, cluster: bool = False) -> str:
-    """What every key of the namespace begins with. On a cluster one hash tag keeps them on one node."""
-    return f"{{{namespace}}}:" if cluster else f"{namespace}:"
+def prefix_of(namespace: str) -> str:
+    """What every key of the namespace begins with."""
+    return f"{namespace}:"
 
 
 def key(prefix: str, name: str, *parts: object) -> str:

@@ -1,0 +1,214 @@
+"""What becomes of verbs when the server is not there, dies, hangs, refuses or forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fluxmesh.clock import SystemClock
+from fluxmesh.config import Settings
+from fluxmesh.errors import InvalidOption, OutcomeUnknown, StorageRefused, StorageUnreachable
+from fluxmesh.job import Outcome, Status
+from fluxmesh.outcome import Charge, Transition
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.registry import open_storage
+from fluxmesh.storage.values import (
+    Enqueued,
+    ExchangeAnswer,
+    ExchangeRequest,
+    Registration,
+    Settle,
+    Settled,
+    TaskSpec,
+    Verdict,
+    WorkerRef,
+)
+from fluxmesh.submission import prepare
+from tests.redis_server import Server
+
+BOUND_S = 30.0
+COMPLETED = Transition(Status.COMPLETED, Outcome.COMPLETED, Charge.ATTEMPT, result=b"\x07")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+def play(url: str, scene: Callable[[Storage], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(BOUND_S):
+            storage = await open_storage(url, Settings(), create=True, clock=SystemClock())
+            try:
+                await scene(storage)
+            finally:
+                await storage.close()
+
+    asyncio.run(bounded())
+
+
+async def put(storage: Storage, payload: str = "") -> Enqueued:
+    (answer,) = await storage.enqueue([prepare({"task": "work"}).job((payload,), {})], queue_cap=1_000)
+    return answer
+
+
+async def register(storage: Storage, worker_id: str = "w1") -> WorkerRef:
+    seen = Registration(worker_id, ("default",), (0, 1, 2, 3), (TaskSpec("work"),), 8, 6.0, 2.0)
+    return WorkerRef(worker_id, await storage.register(seen))
+
+
+async def claim(storage: Storage, worker: WorkerRef, request_id: int) -> ExchangeAnswer:
+    return await storage.exchange(ExchangeRequest(worker, request_id, slots=1))
+
+
+def test_a_server_that_is_not_there_is_unreachable(server: Server) -> None:
+    server.stop()
+
+    async def open_it() -> None:
+        await open_storage(server.url(), Settings(), create=True)
+
+    with pytest.raises(StorageUnreachable, match=str(server.port)):
+        asyncio.run(open_it())
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
+def test_a_server_that_throws_keys_away_is_refused(server: Server, policy: str) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory-policy", policy)
+    with pytest.raises(StorageRefused, match=policy):
+        play(server.url(), put)  # type: ignore[arg-type]
+
+
+def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
+    server = Server(tmp_path, "--cluster-enabled", "yes")
+    try:
+        with pytest.raises(StorageRefused, match="cluster"):
+            play(server.url(), put)  # type: ignore[arg-type]
+    finally:
+        server.stop()
+
+
+def test_a_wrong_password_is_refused_and_not_shown(server: Server) -> None:
+    with server.client() as client:
+        client.config_set("requirepass", "right")
+        with pytest.raises(StorageRefused) as caught:
+            play(f"redis://:wrong-one@127.0.0.1:{server.port}/0", put)  # type: ignore[arg-type]
+    assert "wrong-one" not in str(caught.value)
+    play(f"redis://:right@127.0.0.1:{server.port}/0", put)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tail", ["?colour=red", "?socket_connect_timeout=perhaps"])
+def test_an_option_that_the_url_cannot_have_is_refused(server: Server, tail: str) -> None:
+    with pytest.raises(InvalidOption):
+        play(server.url() + tail, put)  # type: ignore[arg-type]
+
+
+def test_a_database_that_the_server_has_not_is_refused(server: Server) -> None:
+    with pytest.raises(StorageRefused):
+        play(server.url(999), put)  # type: ignore[arg-type]
+
+
+def test_scripts_that_the_server_has_forgotten_are_sent_again(server: Server) -> None:
+    async def scene(storage: Storage) -> None:
+        assert (await put(storage)).verdict is Verdict.CREATED
+        with server.client() as client:
+            client.script_flush()
+        assert (await put(storage)).verdict is Verdict.CREATED
+
+    play(server.url(), scene)
+
+
+def test_a_verb_whose_answer_does_not_come_has_an_unknown_outcome(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fluxmesh.storage.redis.connection.ANSWER_S", 0.2)
+
+    async def scene(storage: Storage) -> None:
+        await put(storage)
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(OutcomeUnknown):
+            await put(storage)
+        server.process.send_signal(signal.SIGCONT)
+        assert (await storage.counts()).total in (1, 2)
+
+    play(server.url(), scene)
+
+
+def test_after_a_death_of_the_server_verbs_fail_and_then_go_on(server: Server) -> None:
+    async def scene(storage: Storage) -> None:
+        await put(storage)
+        server.kill()
+        with pytest.raises((StorageUnreachable, OutcomeUnknown)):
+            await put(storage)
+        with pytest.raises(StorageUnreachable):
+            await put(storage)
+        server.start()
+        assert (await put(storage)).verdict is Verdict.CREATED
+
+    play(server.url(), scene)
+
+
+def test_whoever_waits_for_work_is_told_when_its_connection_was_lost_and_hears_again(server: Server) -> None:
+    async def scene(storage: Storage) -> None:
+        worker = await register(storage)
+        assert (await claim(storage, worker, 1)).running == ()
+        waiting = asyncio.create_task(storage.wait_for_work(worker, BOUND_S))
+        with server.client() as client:
+            client.client_kill_filter(_type="pubsub")
+        assert await waiting
+        assert await storage.wait_for_work(worker, BOUND_S)  # connected again: it may have missed something
+        waiting = asyncio.create_task(storage.wait_for_work(worker, BOUND_S))
+        await claim(storage, worker, 2)
+        await put(storage)
+        assert await waiting
+
+    play(server.url(), scene)
+
+
+def test_the_answer_of_a_verb_that_was_given_up_is_nobody_elses(server: Server) -> None:
+    async def scene(storage: Storage) -> None:
+        await put(storage)
+        server.process.send_signal(signal.SIGSTOP)
+        given_up = asyncio.create_task(storage.counts())
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        server.process.send_signal(signal.SIGCONT)
+        for _ in range(3):
+            assert (await put(storage)).verdict is Verdict.CREATED
+        assert (await storage.counts()).total == 4
+
+    play(server.url(), scene)
+
+
+def test_when_memory_is_full_nothing_is_taken_in_and_what_runs_can_end(server: Server) -> None:
+    async def scene(storage: Storage) -> None:
+        worker = await register(storage)
+        await put(storage)
+        (job,) = (await claim(storage, worker, 1)).running
+        with server.client() as client:
+            client.config_set("maxmemory", 1)
+        with pytest.raises(StorageUnreachable):
+            await put(storage)
+        settle = (Settle(job.id, job.token, COMPLETED),)
+        assert (await storage.exchange(ExchangeRequest(worker, 2, settle))).settled == (Settled.APPLIED,)
+        with server.client() as client:
+            client.config_set("maxmemory", 0)
+        assert (await put(storage)).verdict is Verdict.CREATED
+
+    play(server.url(), scene)
+
+
+def test_many_verbs_at_once_each_get_their_own_answer(server: Server) -> None:
+    async def scene(storage: Storage) -> None:
+        jobs = [prepare({"task": "work"}).job((n,), {}) for n in range(200)]
+        answers = await asyncio.gather(*(storage.enqueue([job], queue_cap=1_000) for job in jobs))
+        assert [answer.id for (answer,) in answers] == [job.id for job in jobs]
+        assert (await storage.counts()).total == 200
+
+    play(server.url(), scene)
