@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.architecture.gates import ROOT, SRC
 
-WEB = {"aiohttp", "fastapi", "flask", "jinja2", "pydantic", "starlette", "uvicorn"}
+WEB = {"aiohttp", "fastapi", "flask", "httpx", "jinja2", "pydantic", "starlette", "uvicorn"}
 LATE = {"apsw", "rich", "rich_argparse"}  # loaded by a backend or a command, when it is asked for
 
 
