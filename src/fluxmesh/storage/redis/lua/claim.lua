@@ -106,19 +106,15 @@ local function may_run(c, found)
     to_end(r, 8, {token = r.token})
     return false
   end
-  local home = found.tier .. ':' .. found.queue .. ':'
-  if not c.me.tasks[task] then
-    park(c, found, 't:' .. home .. task, NO_WORKER)
-    return false
-  end
-  local reason = c.limited and block(c, task)
+  local reason = not c.me.tasks[task] and NO_WORKER or c.limited and block(c, task)
   if reason then
-    park(c, found, 't:' .. home .. task, reason)
+    park(c, found, 't:' .. found.tier .. ':' .. found.queue .. ':' .. task, reason)
     return false
   end
   if key and running_of('k:' .. key) >= tonumber(v[12] or 1) then
-    call('SREM', K.lanes(), 'k:' .. home .. key)
-    park(c, found, 'k:' .. home .. key, KEY)
+    local lane = 'k:' .. found.tier .. ':' .. found.queue .. ':' .. key
+    call('SREM', K.lanes(), lane)
+    park(c, found, lane, KEY)
     return false
   end
   found.task, found.v, found.concurrency_key = task, v, key or nil

@@ -1,6 +1,18 @@
 -- How a start ended: its entry in the history, and what becomes of the job.
 local HISTORY_KEPT = 50
 
+local packed_before = {}
+
+-- One value as msgpack; most of them are the same for all jobs of an exchange.
+local function packed(value)
+  local known = packed_before[value]
+  if not known then
+    known = cmsgpack.pack(value)
+    packed_before[value] = known
+  end
+  return known
+end
+
 local function is_history(blob)
   if #blob < 3 or string.byte(blob, 1) ~= 0xdc then
     return false
@@ -12,9 +24,8 @@ end
 -- The stored history (an array with a 16-bit count) with one more entry, the oldest dropped past the cap. One
 -- that cannot be read is begun anew.
 local function append_history(r, outcome, error)
-  local pack = cmsgpack.pack
-  local entry = '\151' .. pack(r.life) .. pack(r.attempts + 1) .. (r.started_us and pack(r.started_us) or '\192')
-    .. pack(now) .. pack(r.worker_id or '') .. pack(outcome) .. (error or '\192')
+  local entry = '\151' .. packed(r.life) .. packed(r.attempts + 1) .. (r.started_us and packed(r.started_us) or '\192')
+    .. packed(now) .. packed(r.worker_id or '') .. packed(outcome) .. (error or '\192')
   local blob = r.history
   if not blob or not is_history(blob) then
     return '\220\0\1' .. entry

@@ -64,14 +64,30 @@ local function row(id)
 end
 
 -- noting -------------------------------------------------------------------------------------------------
+local counted = {} -- queue, tier, place -> field, so that no text is made anew for each job
+
 local function count(queue, tier, place, change)
-  local field = queue .. ':' .. int(tier) .. ':' .. int(place)
+  local of_queue = counted[queue]
+  if not of_queue then
+    of_queue = {}
+    counted[queue] = of_queue
+  end
+  local of_tier = of_queue[tier]
+  if not of_tier then
+    of_tier = {}
+    of_queue[tier] = of_tier
+  end
+  local field = of_tier[place]
+  if not field then
+    field = queue .. ':' .. int(tier) .. ':' .. int(place)
+    of_tier[place] = field
+  end
   S.tally[field] = (S.tally[field] or 0) + change
 end
 
 -- Jobs that waiting workers should hear of. task '' = any.
 local function ready(queue, tier, task, n)
-  local name = int(tier) .. ':' .. queue .. ':' .. task
+  local name = tier .. ':' .. queue .. ':' .. task
   local known = S.ready[name]
   if known then
     known.n = known.n + (n or 1)
