@@ -56,6 +56,9 @@ CONTRACT = [
     "demo --keep",
     "doctor --json",
     "config show --json",
+    "completion bash",
+    "completion zsh",
+    "completion fish",
 ]
 
 

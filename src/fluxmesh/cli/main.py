@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, str]] = {
     "workers": "list the workers",
     "doctor": "check this machine and the storage, with a hint for what is wrong",
     "config": "show the settings in force",
+    "completion": "print the script by which a shell completes our commands",
     "demo": "watch the life of real jobs, in a few seconds",
 }
 
