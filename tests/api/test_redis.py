@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,24 +11,20 @@ import pytest
 
 from tests.api.serving import problem, server_command
 from tests.cli.harness import PATIENCE_S
-from tests.contract.test_redis import Server
+from tests.redis_server import Server
 
 
 @pytest.fixture
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        pytest.skip("no redis-server on this machine")
-    server = Server(program, tmp_path_factory.mktemp("redis"))
+    server = Server(tmp_path_factory.mktemp("redis"))
     try:
         yield server
     finally:
-        server.process.send_signal(signal.SIGCONT)
         server.stop()
 
 
 def test_jobs_of_redis_are_submitted_run_and_counted(redis_server: Server, tmp_path: Path) -> None:
-    with server_command(tmp_path, "--url", f"redis://127.0.0.1:{redis_server.port}/0") as (running, url):
+    with server_command(tmp_path, "--url", redis_server.url()) as (running, url):
         api = f"{url}/api/v1"
         fields = {"task": "batch_process", "kwargs": {"items": ["a"]}, "idempotency_key": "k"}
         first, again = (httpx.post(f"{api}/jobs", json=fields) for _ in range(2))
@@ -52,7 +47,7 @@ def test_jobs_of_redis_are_submitted_run_and_counted(redis_server: Server, tmp_p
 def test_a_frozen_redis_makes_the_server_unready_within_a_second(
     redis_server: Server, tmp_path: Path
 ) -> None:
-    address = f"redis://127.0.0.1:{redis_server.port}/0"
+    address = redis_server.url()
     with server_command(tmp_path, "--no-standalone", "--url", address) as (running, url):
         assert httpx.get(f"{url}/readyz").status_code == 200
         redis_server.process.send_signal(signal.SIGSTOP)

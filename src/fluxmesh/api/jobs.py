@@ -131,10 +131,16 @@ async def history(request: Request, job_id: JobId) -> Json:
 )
 async def wait(request: Request, job_id: JobId, timeout: Timeout = WAIT_DEFAULT_S) -> Json:
     store = store_of(request)
-    job = await store.wait_for(job_id, timeout)
+    job = await store.wait_for(job_id, timeout, lambda: _gone(request))
     if job is None:
         raise store.missing(job_id)
     return Json(job_document(job), status_code=200 if job.ended else 202)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when whoever asked has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @router.post(

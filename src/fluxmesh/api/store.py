@@ -40,7 +40,7 @@ class Store:
         self.settings = settings
         self.clock = clock
         self.stopping = asyncio.Event()
-        self._waits = 0
+        self.waits = 0  # requests that wait for the end of a job
         self._open_storage = open_storage
         self._storage: Storage | None = None
 
@@ -85,25 +85,25 @@ class Store:
                 hint="look before you repeat it",
             ) from None
 
-    async def wait_for(self, job_id: str, timeout_s: float) -> Job | None:
-        """The job once it has ended, or as it is when the time is up or the server is told to stop; None if
-        there is none. Raises TooBusy rather than let waits take the places of all other requests."""
-        if self._waits >= WAITS_MOST:
+    async def wait_for(
+        self, job_id: str, timeout_s: float, gone: Callable[[], Awaitable[None]]
+    ) -> Job | None:
+        """The job once it has ended, or as it is when the time is up, the server is told to stop or whoever
+        asked has `gone`; None if there is none. Raises TooBusy rather than let waits take all places."""
+        if self.waits >= WAITS_MOST:
             raise TooBusy(f"{WAITS_MOST:,} requests wait for jobs", hint="look at the job now and then")
-        self._waits += 1
+        self.waits += 1
         waiting = asyncio.ensure_future(self.storage.wait_for(job_id, timeout_s))
-        stopping = asyncio.ensure_future(self.stopping.wait())
+        others = (asyncio.ensure_future(self.stopping.wait()), asyncio.ensure_future(gone()))
         try:
-            await asyncio.wait(
-                (waiting, stopping), timeout=timeout_s + 1, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((waiting, *others), timeout=timeout_s + 1, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
             return await self.read(self.storage.get(job_id))
         finally:
-            self._waits -= 1
-            stopping.cancel()
-            waiting.cancel()
+            self.waits -= 1
+            for future in (waiting, *others):
+                future.cancel()
 
     async def find(self, query: Query, cursor: str | None, limit: int) -> tuple[list[Raw], str | None, bool]:
         """Jobs of a list as JSON, where the next page begins, and whether the search stopped at its bound.

@@ -44,6 +44,13 @@ def stamps(folder: Path) -> dict[str, int]:
     return found
 
 
+def _exit_code(code: int) -> int:
+    """Ours, from that of a run. One that was told before it could hear ends by the signal itself."""
+    if code >= 0:
+        return code
+    return 0 if code == -signal.SIGTERM else 128 - code
+
+
 class _Reloader:
     """Keeps one run of the command. Its standard input is a pipe, so that it ends when we do."""
 
@@ -63,7 +70,7 @@ class _Reloader:
                 before = stamps(self._folder)
                 code = await self._live(before)
                 if self._told.is_set() or code in _FINAL_CODES:
-                    return code
+                    return _exit_code(code)
         finally:
             signals.remove()
 
