@@ -1,8 +1,13 @@
-"""Opening a storage by its URL. Backends are named as texts, so that nothing here imports one."""
+"""Opening a storage by its URL. Backends are named as texts, so that nothing here imports one.
+
+A fork waits for an import under way: its child would find the module locked by a thread it does not have.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +19,9 @@ from fluxmesh.errors import InvalidOption
 from fluxmesh.storage.base import Storage
 
 BACKENDS: Final[Mapping[str, str]] = {"sqlite": "fluxmesh.storage.sqlite"}
+_FORK_PATIENCE_S: Final = 10.0
+_importing: Final = threading.RLock()
+_taken: list[bool] = []
 
 
 def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
@@ -51,8 +59,22 @@ async def open_storage(
 
     `inline`: verbs run in the calling thread; for a loop that does nothing else (a heartbeat thread).
     """
-    module = importlib.import_module(BACKENDS[urlsplit(url).scheme])
+    with _importing:
+        module = importlib.import_module(BACKENDS[urlsplit(url).scheme])
     opened: Awaitable[Storage] = module.open_backend(
         url, settings, create=create, clock=clock or system_clock(), inline=inline
     )
     return await opened
+
+
+def _before_fork() -> None:
+    _taken.append(_importing.acquire(timeout=_FORK_PATIENCE_S))
+
+
+def _after_fork() -> None:
+    if _taken.pop():
+        _importing.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
