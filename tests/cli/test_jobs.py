@@ -162,3 +162,11 @@ def test_retry_starts_a_new_life_of_what_ended_without_success(url: str, tmp_pat
 @pytest.mark.parametrize("job_id", ["0190a3e4-5b6c-7d8e-9f01-23456789abcd", "no id", ""])
 def test_an_unknown_job_is_6(verb: str, job_id: str, url: str, tmp_path: Path, call: Call) -> None:
     call("jobs", verb, job_id, "--url", url, cwd=tmp_path).refused(6, "no job", "hint: ")
+
+
+@pytest.mark.parametrize("verb", ["show", "history", "cancel", "retry", "wait"])
+def test_an_id_that_is_no_text_is_told_and_not_traced(url: str, tmp_path: Path, verb: str) -> None:
+    done = run("jobs", verb, "a\udcffb", "--url", url, cwd=tmp_path)
+    assert done.code == 2
+    assert "Unicode" in done.err
+    assert "Traceback" not in done.err

@@ -233,6 +233,35 @@ print(len(queue.find('task:t', limit=1000).items) > 14)
     assert ended_quietly(done, "True")
 
 
+def test_a_child_forked_while_the_parent_first_opens_its_storage_is_not_held_up(tmp_path: Path) -> None:
+    """Another thread was importing the backend: its lock on the module is never given back in the child."""
+    done = program(
+        tmp_path,
+        """
+import signal, time
+class Slow:
+    begun = threading.Event()
+    def find_spec(self, name, path=None, target=None):
+        if name == 'fluxmesh.storage.sqlite.backend':
+            self.begun.set()
+            time.sleep(0.3)
+sys.meta_path.insert(0, Slow())
+other = threading.Thread(target=task.delay, args=(1,))
+other.start()
+assert Slow.begun.wait(10)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(10)
+    task.delay(2)
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+other.join()
+print(queue.counts().total)
+""",
+    )
+    assert ended_quietly(done, "2")
+
+
 def test_a_child_that_ends_leaves_the_parents_portal_alone(tmp_path: Path) -> None:
     """Closing what it inherited would unregister the parent's sockets from their common poll set."""
     done = program(

@@ -124,6 +124,30 @@ async def test_a_stop_is_idempotent_and_an_unstarted_worker_has_nothing_to_stop(
         await worker.start()
 
 
+@pytest.mark.parametrize(
+    ("now", "end"), [(False, WorkerEnd.STOPPED), (True, WorkerEnd.HURRIED)], ids=["drain", "now"]
+)
+@workshop()
+async def test_a_worker_told_to_end_while_it_starts_ends_once_it_has(
+    shop: Workshop, now: bool, end: WorkerEnd
+) -> None:
+    """A supervisor may die, or be told to stop, at that very moment."""
+
+    async def opened(inline: bool) -> Storage:
+        if now:
+            worker.stop_now()
+            await asyncio.sleep(0)
+        else:
+            await worker.stop()
+        return await shop.open(inline)
+
+    worker = shop.make_worker(open_storage=opened)
+    await worker.start()
+    shop.workers.append(worker)
+    assert await ended_within(worker, 3) is end
+    assert await shop.storage.fleet() == []
+
+
 @workshop(hard_grace_s=60.0)
 async def test_a_second_signal_ends_the_worker_within_a_second(shop: Workshop) -> None:
     release, inside = threading.Event(), threading.Event()

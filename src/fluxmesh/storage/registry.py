@@ -1,8 +1,13 @@
-"""Opening a storage by its URL. Backends are named as texts, so that nothing here imports one."""
+"""Opening a storage by its URL. Backends are named as texts, so that nothing here imports one.
+
+A fork waits for an import under way: its child would find the module locked by a thread it does not have.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Final
@@ -19,6 +24,9 @@ BACKENDS: Final[Mapping[str, str]] = {
     "rediss": "fluxmesh.storage.redis",
     "memory": "fluxmesh.storage.redis.memory",
 }
+_FORK_PATIENCE_S: Final = 10.0
+_importing: Final = threading.RLock()
+_taken: list[bool] = []
 
 
 def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
@@ -58,7 +66,8 @@ async def open_storage(
     """
     scheme = urlsplit(url).scheme
     try:
-        module = importlib.import_module(BACKENDS[scheme])
+        with _importing:
+            module = importlib.import_module(BACKENDS[scheme])
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith(__package__.partition(".")[0]):
             raise
@@ -70,3 +79,16 @@ async def open_storage(
         url, settings, create=create, clock=clock or system_clock(), inline=inline
     )
     return await opened
+
+
+def _before_fork() -> None:
+    _taken.append(_importing.acquire(timeout=_FORK_PATIENCE_S))
+
+
+def _after_fork() -> None:
+    if _taken.pop():
+        _importing.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -110,6 +110,8 @@ class Worker:
         self._command: str | None = None
         self._lapsed = False
         self._failure: BaseException | None = None
+        self._begun = False
+        self._wish: tuple[WorkerEnd, float] | None = None  # told to end before it had begun
         self._closing: asyncio.Task[None] | None = None
         self._lingering: asyncio.Task[None] | None = None
         self._lapse_timer: asyncio.TimerHandle | None = None
@@ -166,6 +168,9 @@ class Worker:
             concurrency=self._config.concurrency,
             tasks=len(self._registry),
         )
+        self._begun = True
+        if self._wish is not None:
+            self._begin_close(*self._wish)
 
     async def _start_beats(self) -> None:
         try:
@@ -302,7 +307,8 @@ class Worker:
     # -- ending --------------------------------------------------------------------------------------
     async def stop(self, grace_s: float | None = None) -> None:
         """Drain: claim no more, let running bodies end for `grace_s`, stop the rest and hand them back.
-        Returns when that is over. Idempotent; a drain under way keeps its own grace."""
+        Returns when that is over. Idempotent; a drain under way keeps its own grace. A worker that is only
+        starting ends as soon as it has started; that is not waited for."""
         if self._end is None:
             return
         self._begin_close(WorkerEnd.STOPPED, self._config.grace_s if grace_s is None else grace_s)
@@ -335,7 +341,9 @@ class Worker:
             await asyncio.wait((self._lingering,))
 
     def _begin_close(self, end: WorkerEnd, grace_s: float) -> None:
-        if self._closing is None:
+        if not self._begun:
+            self._wish = self._wish or (end, grace_s)
+        elif self._closing is None:
             self._closing = self._loop.create_task(self._close(end, grace_s), name="fluxmesh-worker-close")
 
     async def _close(self, end: WorkerEnd, grace_s: float) -> None:

@@ -45,7 +45,15 @@ class TestUrl:
         assert path_of("sqlite:///~/tasks.db") == Path("/home/someone/tasks.db")
 
     @pytest.mark.parametrize(
-        "url", ["sqlite://", "sqlite:///", "sqlite://tasks.db", "sqlite:///a.db?mode=ro", "sqlite:///a.db#x"]
+        "url",
+        [
+            "sqlite://",
+            "sqlite:///",
+            "sqlite://tasks.db",
+            "sqlite:///a.db?mode=ro",
+            "sqlite:///a.db#x",
+            "sqlite:///a%00b",
+        ],
     )
     def test_what_names_no_file_is_refused_with_an_example(self, url: str) -> None:
         with pytest.raises(InvalidOption, match=r"sqlite:///tasks\.db"):

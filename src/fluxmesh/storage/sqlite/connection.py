@@ -43,7 +43,12 @@ def path_of(url: str) -> Path:
         raise InvalidOption(
             "url", f"{url!r} names no file", hint="sqlite:///tasks.db or sqlite:////var/lib/tasks.db"
         )
-    return Path(os.path.realpath(Path(unquote(rest[1:])).expanduser()))
+    name = unquote(rest[1:])
+    if "\0" in name:
+        raise InvalidOption(
+            "url", f"{url!r}: a file's name cannot hold a zero byte", hint="sqlite:///tasks.db"
+        )
+    return Path(os.path.realpath(Path(name).expanduser()))
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from fluxmesh.clock import Clock
-from fluxmesh.errors import FluxMeshError, StorageUnreachable
+from fluxmesh.errors import FluxMeshError, InvalidOption, StorageUnreachable
 from fluxmesh.storage.sqlite import forks
 from fluxmesh.storage.sqlite.connection import connect, told
 from fluxmesh.storage.sqlite.step import Shared, Step
@@ -49,6 +49,14 @@ class Call:
         self.args = args
         self.future = future
         self.loop = loop
+
+
+def _of_caller(error: Exception) -> Exception:
+    """An id, a name or a query may come from anywhere, and may be no text: SQLite is not asked then."""
+    if isinstance(error, UnicodeEncodeError):
+        shown = error.object[:80].encode("utf-8", "backslashreplace").decode()
+        return InvalidOption("text", f"{shown!r} is not valid Unicode (a lone surrogate)")
+    return error
 
 
 def _resolve(answers: list[Answer]) -> None:
@@ -155,7 +163,7 @@ class Transactor:
         return value
 
     def _as_ours(self, error: Exception) -> Exception:
-        return told(error, self._path) if isinstance(error, apsw.Error) else error
+        return told(error, self._path) if isinstance(error, apsw.Error) else _of_caller(error)
 
     def _rollback(self) -> None:
         if self._db is not None and self._db.in_transaction:
@@ -266,7 +274,7 @@ class Reader(Worker):
         except apsw.Error as error:
             return call.future, None, told(error, self._path)
         except Exception as error:
-            return call.future, None, error
+            return call.future, None, _of_caller(error)
 
     def close(self) -> None:
         if self._db is not None:

@@ -102,6 +102,10 @@ def _reprioritise(step: Step, row: Row | None, tier: int) -> Done:
         step.count(row.queue, tier, place.RUNNING, 1)
     else:
         moves.to_new_tier(step, row, tier)
+        released = step.row(row.id) if row.place == place.HELD else None
+        if released is not None and released.expires_us is not None and released.expires_us <= step.now_us:
+            # As with every other way of giving a held job back.
+            moves.to_end(step, released, Status.EXPIRED, token=released.token)
     return Done.DONE
 
 

@@ -298,6 +298,16 @@ class TestReprioritise:
         assert await worker.begin(held) == [Begun.LOST]
 
     @scenario
+    async def test_a_held_job_past_its_time_expires_as_it_is_given_back(self, lab: Lab) -> None:
+        await lab.put(expires_in=1)
+        held = await (await lab.worker()).hold_one()
+        lab.clock.advance(1)
+        assert await lab.storage.reprioritise([held.id], 1) == [Done.DONE]
+        job = await lab.job(held.id)
+        assert (job.status, job.priority) == (Status.EXPIRED, 1)
+        assert job.token > held.token
+
+    @scenario
     async def test_a_running_job_comes_back_in_its_new_tier(self, lab: Lab) -> None:
         await lab.put(priority=3)
         worker = await lab.worker()

@@ -201,8 +201,9 @@ class Stage:
             self.seat_at("w1", QUEUES, TIERS, None, donates=True)
 
     def is_over(self, job: Known) -> bool:
+        """Older than the retention: at the very instant a job is kept still."""
         age = AGES["dead_letter_s" if job.status is Status.DEAD_LETTER else "result_s"]
-        return job.ended_us + age * 1e6 <= self.now_us
+        return job.ended_us + age * 1e6 < self.now_us
 
     async def compare(self) -> None:
         storage, model = self.lab.storage, self.model
