@@ -23,12 +23,21 @@ def program() -> str:
     return found
 
 
+def free_port() -> int:
+    """Below 55,536: the node of a cluster listens 10,000 higher as well."""
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < 55_536:
+            return port
+    raise OSError("no free port")
+
+
 class Server:
     def __init__(self, folder: Path, *options: str) -> None:
         self.redis = pytest.importorskip("redis", reason="the Redis backend needs the extra [redis]")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.folder = folder
         self.options = options
         self.start()

@@ -212,3 +212,23 @@ def test_many_verbs_at_once_each_get_their_own_answer(server: Server) -> None:
         assert (await storage.counts()).total == 200
 
     play(server.url(), scene)
+
+
+def test_a_storage_that_is_closed_lets_the_verb_under_way_end(server: Server) -> None:
+    async def scene(storage: Storage) -> None:
+        await put(storage)
+        under_way = asyncio.create_task(put(storage))
+        await asyncio.sleep(0)
+        await storage.close()
+        assert (await under_way).verdict is Verdict.CREATED
+        with pytest.raises(StorageUnreachable, match="closed"):
+            await put(storage)
+
+    play(server.url(), scene)
+
+
+def test_a_server_that_wants_a_password_from_one_who_gives_none_is_refused(server: Server) -> None:
+    with server.client() as client:
+        client.config_set("requirepass", "right")
+    with pytest.raises(StorageRefused):
+        play(server.url(), put)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ connection on which it failed is dropped, so that no late answer can be taken fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -22,6 +23,7 @@ from fluxmesh.errors import InvalidOption, OutcomeUnknown, StorageRefused, Stora
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 10.0
 _MOST: Final = 32
+_CLOSE_S: Final = 2.0
 _OLDEST: Final = (6, 2)
 _FLAGS_SINCE: Final = 7
 # The server's refusals that leave everything as it was, and may be over soon.
@@ -60,6 +62,7 @@ class Connections:
         self._busy: set[AbstractConnection] = set()
         self._room = asyncio.Semaphore(_MOST)
         self._closed = False
+        self._quiet = asyncio.Event()  # set when the last verb under way has its answer, of a closed storage
         try:
             options: dict[str, Any] = dict(parse_url(url))
         except ValueError as error:
@@ -153,20 +156,26 @@ class Connections:
         if not isinstance(answer, Exception):
             return answer
         text = str(answer)
-        if text.startswith(_PASSING) or isinstance(answer, driver.ConnectionError | driver.OutOfMemoryError):
+        passing = isinstance(answer, driver.BusyLoadingError | driver.OutOfMemoryError)
+        if passing or text.startswith(_PASSING):
             raise StorageUnreachable(f"{self.where}: {text}", hint="the server refuses for now") from answer
         raise StorageRefused(f"{self.where}: {text}") from answer
 
     async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         self.check_usable()
         async with self._room:
+            self.check_usable()
             connection = await self._take()
             self._busy.add(connection)
             try:
                 return await self._talk(connection, commands)
             finally:
                 self._busy.discard(connection)
-                if connection.is_connected and not self._closed:
+                if self._closed:
+                    await connection.disconnect(nowait=True)
+                    if not self._busy:
+                        self._quiet.set()
+                elif connection.is_connected:
                     self._idle.append(connection)
 
     async def _take(self) -> AbstractConnection:
@@ -176,7 +185,11 @@ class Connections:
                 return connection
             await connection.disconnect(nowait=True)
         connection = self.make()
-        await self.connected(connection)
+        try:
+            await self.connected(connection)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         return connection
 
     async def _talk(self, connection: AbstractConnection, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -194,17 +207,19 @@ class Connections:
         except BaseException as error:
             # Answers may still be on their way: nobody may take them for his own.
             await connection.disconnect(nowait=True)
-            if self._closed:
-                raise StorageUnreachable(f"{self.where} has been closed", hint="open it again") from error
             if isinstance(error, _LOST):
                 raise OutcomeUnknown(f"{self.where}: no answer ({error})", hint="repeat the call") from error
             raise
         return answers
 
     async def close(self) -> None:
+        """Verbs under way get their answers, if they come soon."""
         if self._closed:
             return
         self._closed = True
+        if self._busy:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), _CLOSE_S)
         for connection in [*self._idle, *self._busy]:
             await connection.disconnect(nowait=True)
         self._idle.clear()
