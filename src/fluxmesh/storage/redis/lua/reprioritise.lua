@@ -17,7 +17,13 @@ for i, id in ipairs(A[2]) do
         count(r.queue, r.tier, 4, -1)
         count(r.queue, tier, 4, 1)
       else
+        local was_held = r.place == 3
         to_new_tier(r, tier)
+        if was_held and r.expires_us and r.expires_us <= now then
+          -- As with every other way of giving a held job back.
+          local released = row(id)
+          to_end(released, 8, {token = released.token})
+        end
       end
     end
     answers[i] = 'done'
