@@ -59,7 +59,7 @@ def test_no_request_is_answered_otherwise_than_the_document_says(
     described: Any, path: str, method: str, mode: GenerationMode
 ) -> None:
     @settings(
-        max_examples=15,
+        max_examples=10,
         deadline=None,
         database=None,
         derandomize=True,
