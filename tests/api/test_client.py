@@ -18,7 +18,7 @@ import pytest
 
 from fluxmesh import errors
 from fluxmesh.api.bodies import BULK_BYTES
-from fluxmesh.client import AsyncClient, Client, ServerRefused, SubmitOptions, Submitted, verbs
+from fluxmesh.client import AsyncClient, Client, ServerRefused, Submitted, verbs
 from fluxmesh.client.answers import Metrics
 from fluxmesh.client.problems import Problem, problem_error
 from fluxmesh.config import Settings
@@ -26,7 +26,6 @@ from fluxmesh.ids import new_job_id
 from fluxmesh.job import Attempt, Job, JobError, Outcome, Status
 from fluxmesh.outcome import Charge, Transition
 from fluxmesh.storage.values import Cancelled, DeadGroup, QueueStats, WorkerInfo
-from fluxmesh.submission import FIELDS
 from tests.api.serving import PATIENCE_S, Api, served
 
 OLD_ID = "01000000-0000-7000-8000-000000000000"
@@ -94,7 +93,8 @@ def test_a_submitted_job_comes_back_as_the_record_that_is_stored(client: Any, ap
 
 
 def test_a_point_in_time_may_be_a_datetime(client: Any) -> None:
-    told = client.submit("t", run_at=datetime(2090, 1, 31, 8, tzinfo=UTC))
+    told = client.submit("t", run_at=datetime(2090, 1, 31, 8, tzinfo=UTC), timeout=3)
+    assert told.job.timeout_seconds == 3
     assert (told.status, told.job.scheduled_at) == (Status.SCHEDULED, 3789532800.0)
 
 
@@ -471,10 +471,6 @@ def test_both_faces_have_the_same_verbs_with_the_same_arguments_and_answers() ->
         assert str(signature.return_annotation) == str(other.return_annotation).removeprefix("Async"), name
         assert inspect.iscoroutinefunction(getattr(AsyncClient, name)) or name == "iterate"
     assert inspect.signature(Client).parameters == inspect.signature(AsyncClient).parameters
-
-
-def test_the_options_of_a_submission_are_those_of_the_contract() -> None:
-    assert set(SubmitOptions.__annotations__) == set(FIELDS) - {"task", "args", "kwargs"}
 
 
 def test_answers_are_the_structs_of_the_sdk() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from fluxmesh.client.answers import Metrics, QueueNumbers, Replayed, Submitted
 from fluxmesh.client.faces import AsyncClient, Client
 from fluxmesh.client.problems import ServerRefused
-from fluxmesh.client.verbs import SubmitOptions
 
 __all__ = [
     "AsyncClient",
@@ -16,6 +15,5 @@ __all__ = [
     "QueueNumbers",
     "Replayed",
     "ServerRefused",
-    "SubmitOptions",
     "Submitted",
 ]

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, Unpack
 from urllib.parse import urlsplit
 
+from fluxmesh.calls import SubmitOptions
 from fluxmesh.client.answers import Metrics, Replayed, Submitted
 from fluxmesh.client.plans import Ask, Heard, Lost, Pause, Plan, Reply
-from fluxmesh.client.verbs import DEFAULT_LIMIT, SubmitOptions, Verbs, checked_limit, page_size
+from fluxmesh.client.verbs import DEFAULT_LIMIT, Verbs, checked_limit, page_size
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.errors import FluxMeshError, InvalidOption
 from fluxmesh.job import Attempt, Job

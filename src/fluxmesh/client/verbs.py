@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -39,31 +39,6 @@ BULK_BYTES: Final = 8 << 20  # the server takes 16 MiB
 DEFAULT_LIMIT: Final = PAGE_DEFAULT
 PAYLOAD_MOST_BYTES: Final = 64 << 20  # the server's own limit is lower, as a rule; no server's is higher
 _encode = msgspec.json.Encoder().encode
-
-
-class SubmitOptions(TypedDict, total=False):
-    """The options of a submission; docs/contract.md tells what they mean."""
-
-    queue: str
-    priority: int | str
-    max_retries: int
-    backoff_strategy: str
-    backoff_base_seconds: float
-    max_backoff_seconds: float
-    jitter: str
-    timeout_seconds: float
-    delay_seconds: float
-    run_at: float | str | datetime
-    expires_in_seconds: float
-    idempotency_key: str
-    unique_key: str
-    affinity_key: str
-    concurrency_key: str
-    concurrency_limit: int
-    max_crashes: int
-    tags: Sequence[str]
-    headers: Mapping[str, str]
-    id: str
 
 
 class Item(msgspec.Struct, frozen=True):
