@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -56,11 +57,24 @@ def test_memory_is_refused_and_sqlite_named(words: tuple[str, ...], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://localhost", "jobs.db", "sqlite://", "sqlite:///a.db?x=1", "", "://"]
+    "url", ["mongodb://localhost", "jobs.db", "sqlite://", "sqlite:///a.db?x=1", "", "://"]
 )
 def test_a_url_that_means_nothing_is_2(url: str, tmp_path: Path, call: Call) -> None:
     for words in (("jobs", "list"), ("worker",)):
         call(*words, "--url", url, cwd=tmp_path).refused(2, "url", "hint: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("jobs", "list"), ("worker",)], ids=" ".join)
+def test_a_redis_that_nobody_answers_for_is_4_and_its_password_is_not_told(
+    words: tuple[str, ...], tmp_path: Path, call: Call
+) -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else can begin to
+        taken.bind(("127.0.0.1", 0))
+        url = f"redis://:secret@127.0.0.1:{taken.getsockname()[1]}/0"
+        answer = call(*words, "--url", url, cwd=tmp_path)
+    answer.refused(4, "redis://:***@127.0.0.1", "hint: ")
+    assert "secret" not in answer.err
     assert list(tmp_path.iterdir()) == []
 
 
