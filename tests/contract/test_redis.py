@@ -61,9 +61,13 @@ class RedisBackend(Backend):
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def redis_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("redis"))
-    print(f"redis-server {server.version()}, pid {server.process.pid}, port {server.port}")
+    told = f"redis-server {server.version()}, pid {server.process.pid}, port {server.port}"
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{told}")
     yield server
     server.stop()
 
