@@ -42,15 +42,16 @@ _EXIT_CODES: Final = """\
 
 | code | meaning |
 | ---: | --- |
-| 0 | done |
-| 1 | it failed, or a doctor's check did |
-| 2 | a value or an option is not acceptable |
-| 3 | the module given with `--app` cannot be imported |
-| 4 | the storage cannot be reached, or is none |
+| 0 | done; a daemon: stopped by one signal |
+| 1 | failed; a daemon: hurried by a second signal, or its `--id` was taken over by another |
+| 2 | wrong usage |
+| 3 | the app cannot be imported |
+| 4 | the storage is missing or cannot be reached |
 | 5 | not authorised |
 | 6 | no such job, or its state does not allow it |
-| 10 | the job that was waited for ended without a result |
-| 124 | the time to wait is up |
+| 10 | the job that was waited for did not complete |
+| 124 | the wait took too long |
+| 130, 143 | interrupted, terminated |
 """
 _EVERYWHERE: Final = frozenset(
     {"--help", *(a.option_strings[-1] for a in common_options()._actions if a.option_strings)}
