@@ -10,6 +10,7 @@ from fakeredis import FakeStrictRedis
 
 from fluxmesh.storage.redis import memory
 from fluxmesh.testing.contract import *  # noqa: F403
+from fluxmesh.testing.contract.machine import play
 from tests.contract.test_redis import RedisBackend
 
 _names = itertools.count()
@@ -19,6 +20,15 @@ class MemoryBackend(RedisBackend):
     def __init__(self, name: str) -> None:
         self.url = f"memory://{name}"
         self.client = FakeStrictRedis(server=memory.server_of(name))
+
+
+class TestRandomVerbs:
+    """Fewer than elsewhere: Lua in Lua's own msgpack, called from Python, is slow."""
+
+    def test_random_verbs_agree_with_a_brute_force_walk_and_a_simple_model(
+        self, backend: MemoryBackend
+    ) -> None:
+        play(backend, examples=12, steps=40)
 
 
 @pytest.fixture

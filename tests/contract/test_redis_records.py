@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 
 from fluxmesh.job import Job, Status
+from fluxmesh.outcome import Transition
 from fluxmesh.query import Query, encode_cursor
 from fluxmesh.storage.redis import find as find_verb
-from fluxmesh.storage.values import Cancelled, Done, Verdict
+from fluxmesh.storage.values import Cancelled, Done, Settle, Settled, Verdict
 from fluxmesh.testing.contract.lab import COMPLETED, Lab, dead, ids, new_job, retention, scenario
 from tests.contract.test_redis import RedisBackend, backend, redis_server  # noqa: F401
 
@@ -178,3 +179,85 @@ class TestKeys:
         assert await lab.storage.get(old) is None
         (again,) = await lab.enqueue(new_job("other", idempotency_key="i"))
         assert (again.id, again.verdict) == (new.id, Verdict.EXISTING)
+
+
+NOT_RUN = [
+    how for how in SPOILS if how.partition(" ")[2].removeprefix("in ") in ("token", "life", "attempts")
+]
+
+
+class TestWorkersAmongBadRecords:
+    """A spoilt record neither stops a batch nor is half of one ever applied."""
+
+    @pytest.mark.parametrize("how", SPOILS)
+    @scenario
+    async def test_a_claim_gives_all_the_others(self, lab: Lab, how: str) -> None:
+        made = await lab.put_many(3)
+        spoil(lab, made[1], how)
+        assert set(ids(await (await lab.worker()).claim(3))) >= {made[0], made[2]}
+
+    @pytest.mark.parametrize("how", NOT_RUN)
+    @scenario
+    async def test_a_job_of_which_too_little_is_left_is_a_dead_letter(self, lab: Lab, how: str) -> None:
+        made = await lab.put_many(3)
+        spoil(lab, made[1], how)
+        await (await lab.worker()).claim(3)
+        job = await lab.job(made[1])
+        assert (job.status, job.reason) == (Status.DEAD_LETTER, "undecodable")
+        counts = await lab.storage.counts()
+        assert (counts.by_status[Status.DEAD_LETTER], counts.by_status[Status.PENDING]) == (1, 0)
+        assert await lab.storage.replay([made[1]]) == [Done.DONE]
+
+    @pytest.mark.parametrize("how", SPOILS)
+    @scenario
+    async def test_due_jobs_are_promoted(self, lab: Lab, how: str) -> None:
+        made = await lab.put_many(3, delay=5, expires_in=60)
+        spoil(lab, made[1], how)
+        worker = await lab.worker()
+        lab.clock.advance(6)
+        assert set(ids(await worker.claim(3))) >= {made[0], made[2]}
+
+    @pytest.mark.parametrize("how", SPOILS)
+    @scenario
+    async def test_late_jobs_expire(self, lab: Lab, how: str) -> None:
+        made = await lab.put_many(3, expires_in=1)
+        spoil(lab, made[1], how)
+        lab.clock.advance(6)
+        await lab.storage.promote(10)
+        assert await lab.statuses([made[0], made[2]]) == [Status.EXPIRED] * 2
+
+    @pytest.mark.parametrize("end", [COMPLETED, dead()], ids=lambda end: end.status)
+    @pytest.mark.parametrize("how", SPOILS)
+    @scenario
+    async def test_a_batch_of_ends_is_settled(self, lab: Lab, how: str, end: Transition) -> None:
+        made = await lab.put_many(3)
+        worker = await lab.worker()
+        given = await worker.claim(3)
+        spoil(lab, made[1], how)
+        answer = await worker.exchange(settle=[Settle(job.id, job.token, end) for job in given])
+        assert answer.settled[::2] == (Settled.APPLIED,) * 2
+        assert await lab.statuses([made[0], made[2]]) == [end.status] * 2
+
+    @pytest.mark.parametrize("how", SPOILS)
+    @scenario
+    async def test_a_dead_worker_s_jobs_come_back(self, lab: Lab, how: str) -> None:
+        made = await lab.put_many(4)
+        worker = await lab.worker()
+        await worker.exchange(slots=3, extra=1)
+        spoil(lab, made[1], how)
+        await worker.beat()
+        await lab.storage.declare_dead(worker.ref, "killed")
+        await lab.reap_all()
+        assert await lab.statuses([made[0], made[2], made[3]]) == [Status.PENDING] * 3
+
+    @pytest.mark.parametrize("how", SPOILS)
+    @scenario
+    async def test_held_jobs_are_taken_and_released(self, lab: Lab, how: str) -> None:
+        made = await lab.put_many(4)
+        worker, other = await lab.worker(), await lab.worker("w2")
+        held = await worker.hold(4)
+        spoil(lab, made[1], how)
+        assert (await worker.release(held[0], held[1]))[0]
+        lab.clock.advance(1)
+        taken = ids((await other.take_held(4)).running) + ids(await other.claim(4))
+        assert set(taken) >= {made[0], made[2], made[3]}

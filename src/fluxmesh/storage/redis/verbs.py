@@ -245,7 +245,7 @@ def _orphan(row: list[Any]) -> Orphan:
         how=how.decode(),
         started=bool(started),
         on_death=OnDeath(int(on_death)),
-        task=task.decode(),
+        task=task.decode("utf-8", "replace"),
         options=options,
         spec=None if spec is None else _decode_spec(spec),
         counters=Counters(*map(int, row[11:])),

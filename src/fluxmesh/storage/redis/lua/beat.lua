@@ -32,8 +32,11 @@ for _, job in ipairs(owned) do
 end
 -- A job that it was given long ago and does not name in two lists running never reached it: it is given back.
 local function compare(id)
-  local v = call('HMGET', K.job(id), 'token', 'pos', 'cancel', 'missed')
-  local token, missed = tonumber(v[1]), tonumber(v[4] or 0)
+  local v = redis.pcall('HMGET', K.job(id), 'token', 'pos', 'cancel', 'missed')
+  if v.err then
+    return -- spoilt by another hand
+  end
+  local token, missed = tonumber(v[1] or nil), tonumber(v[4] or 0) or 0
   stored[id] = token
   if told[id] == token then
     if v[3] then
@@ -42,13 +45,15 @@ local function compare(id)
     if v[4] then
       call('HDEL', K.job(id), 'missed')
     end
-  elseif missed + 1 < LISTS_MISSED or math.abs(now - tonumber(v[2])) <= 2 * me.beat_us then
+  elseif missed + 1 < LISTS_MISSED or math.abs(now - (tonumber(v[2] or nil) or 0)) <= 2 * me.beat_us then
     if not v[4] then
       call('HSET', K.job(id), 'missed', 1)
     end
   else
     local r = row(id)
-    give_back(r, token_after(r.token))
+    if r then
+      give_back(r, token_after(r.token))
+    end
   end
 end
 for _, id in ipairs(call('ZRANGE', K.in_flight(view[1], epoch), 0, -1)) do

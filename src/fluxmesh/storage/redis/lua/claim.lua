@@ -5,7 +5,7 @@ local PARK_CAP, PASSED_OVER_MOST, MAX_HOPS, TAKEABLE_US = 1000, 100, 2, 100000
 local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
 local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
 local CLAIM_FIELDS = {'task', 'token', 'payload', 'options', 'attempts', 'crashes', 'snoozes', 'interruptions',
-  'life', 'expires_us', 'concurrency_key', 'concurrency_limit', 'hops'}
+  'life', 'expires_us', 'concurrency_key', 'concurrency_limit', 'hops', 'place'}
 
 local function load_limits()
   local limits, any = {}, false
@@ -92,11 +92,34 @@ local function is_limited(c, task, key)
   return key or c.limits[task] ~= nil
 end
 
+local function is_sound(v)
+  return v[1] and v[3] and tonumber(v[2]) and tonumber(v[5]) and tonumber(v[6]) and tonumber(v[7])
+    and tonumber(v[8]) and tonumber(v[9])
+end
+
+-- A job whose record another hand has spoilt is a dead letter; what has no record, or stands elsewhere, only
+-- leaves the set in which it was met.
+local function bury(c, found, v)
+  spend(c)
+  call('ZREM', found.key, found.id)
+  local elsewhere = not v.err and tonumber(v[14] or nil)
+  if v.err or call('EXISTS', K.job(found.id)) == 0 or (STATUS[elsewhere] and elsewhere ~= found.place) then
+    if not elsewhere then
+      count(found.queue, found.tier, found.place, -1)
+    end
+    return
+  end
+  call('HSET', K.job(found.id), 'place', found.place, 'queue', found.queue, 'tier', found.tier, 'task', v[1] or '',
+    'lane', found.lane or '', 'payload', v[3] or '')
+  local r = row(found.id)
+  to_end(r, 6, {token = token_after(r.token), reason = 'undecodable', percent = r.percent, message = r.message})
+end
+
 -- Read the record of a job that was met, and judge it.
 local function may_run(c, found)
-  local v = call('HMGET', K.job(found.id), unpack(CLAIM_FIELDS))
-  if not v[1] then
-    call('ZREM', found.key, found.id) -- another hand deleted its record
+  local v = redis.pcall('HMGET', K.job(found.id), unpack(CLAIM_FIELDS))
+  if v.err or tonumber(v[14] or nil) ~= found.place or not is_sound(v) then
+    bury(c, found, v)
     return false
   end
   local task, expires_us, key = v[1], v[10], v[11]
@@ -349,8 +372,8 @@ local function takeable(me)
   end
   local ids = call('ZRANGE', K.held(), 0, 1999, 'WITHSCORES')
   for i = 1, #ids, 2 do
-    local v = call('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops')
-    local owner = v[1] and v[1] ~= me.epoch and worker(v[1])
+    local v = redis.pcall('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops')
+    local owner = not v.err and tonumber(v[1] or nil) and v[1] ~= me.epoch and tonumber(v[3] or nil) and worker(v[1])
     if owner and owner.donates and tonumber(v[5] or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
       found[#found + 1] = {id = ids[i], at = tonumber(ids[i + 1]), tier = tonumber(v[3]), order = i}
     end

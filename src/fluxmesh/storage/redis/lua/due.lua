@@ -10,13 +10,13 @@ local function promote_due(limit)
     if #ids > 0 then
       local seq = next_seq(#ids)
       for i, id in ipairs(ids) do
-        local v = call('HMGET', K.job(id), 'queue', 'task')
-        if v[1] then
+        local v = redis.pcall('HMGET', K.job(id), 'queue', 'task')
+        if not v.err and v[1] then
           call('HSET', K.job(id), 'place', 1, 'seq', seq + i - 1)
           call('ZADD', K.ready(v[1], tier), seq + i - 1, id)
           count(v[1], tier, 0, -1)
           count(v[1], tier, 1, 1)
-          ready(v[1], tier, v[2])
+          ready(v[1], tier, v[2] or '')
         end
       end
       call('ZREM', K.delayed(tier), unpack(ids))

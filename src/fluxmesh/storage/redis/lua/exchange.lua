@@ -12,9 +12,12 @@ S.asking = epoch
 
 -- A normal return, by far the most common end, touches as little as it can.
 local function complete(item)
-  local v = call('HMGET', K.job(item[1]), unpack(COMPLETE))
-  if v[1] ~= '4' or tonumber(v[2]) ~= item[2] or v[3] ~= epoch then
+  local v = redis.pcall('HMGET', K.job(item[1]), unpack(COMPLETE))
+  if v.err or v[1] ~= '4' or tonumber(v[2] or nil) ~= item[2] or v[3] ~= epoch then
     return false
+  end
+  if not (v[4] and tonumber(v[5] or nil) and v[6] and tonumber(v[7] or nil) and tonumber(v[8] or nil)) then
+    return false -- spoilt by another hand: the slow way knows what to do
   end
   local t = item[3]
   local r = {life = tonumber(v[7]), attempts = tonumber(v[8]), started_us = v[9] and tonumber(v[9]),

@@ -9,11 +9,14 @@ for _, dead in ipairs(dead_owners(armed)) do
     break
   end
   for _, id in ipairs(call('ZRANGE', K.in_flight(dead.worker_id, dead.epoch), 0, left - 1)) do
-    local v = call('HMGET', K.job(id), 'token', 'place', 'on_death', 'task', 'options', 'attempts', 'crashes',
+    local v = redis.pcall('HMGET', K.job(id), 'token', 'place', 'on_death', 'task', 'options', 'attempts', 'crashes',
       'snoozes', 'interruptions')
-    if v[1] then
-      found[#found + 1] = {id, v[1], dead.worker_id, dead.epoch, dead.ground, dead.how, v[2] == '4' and 1 or 0,
-        v[3] or 0, v[4], v[5], call('HGET', K.tasks(), v[4]), v[6], v[7], v[8], v[9]}
+    local function number(i)
+      return tonumber(v[i] or nil) and v[i] or 0
+    end
+    if not v.err and v[2] then
+      found[#found + 1] = {id, number(1), dead.worker_id, dead.epoch, dead.ground, dead.how, v[2] == '4' and 1 or 0,
+        (v[3] == '1' or v[3] == '2') and v[3] or 0, v[4] or '', v[5], call('HGET', K.tasks(), v[4] or ''), number(6), number(7), number(8), number(9)}
     end
   end
 end

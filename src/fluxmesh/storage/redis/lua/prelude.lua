@@ -47,10 +47,14 @@ local function next_seq(n)
   return call('HINCRBY', K.counters(), 'seq', n or 1) - (n or 1) + 1
 end
 
--- The record of a job by which moves are decided; nil: there is no such job.
+-- What stands in for a field that another hand has spoilt: such a record is `unsound`, but can be moved.
+local MUST = {queue = '', task = '', tier = 2, token = 0, seq = 0, life = 1, attempts = 0, snoozes = 0,
+  interruptions = 0, crashes = 0}
+
+-- The record of a job by which moves are decided; nil: there is no such job, or nobody can say where it is.
 local function row(id)
-  local values = call('HMGET', K.job(id), unpack(FIELDS))
-  if not values[1] then
+  local values = redis.pcall('HMGET', K.job(id), unpack(FIELDS))
+  if values.err or not values[1] then
     return nil
   end
   local r = {id = id}
@@ -59,6 +63,15 @@ local function row(id)
   end
   for _, name in ipairs(NUMBERS) do
     r[name] = r[name] and tonumber(r[name])
+  end
+  for name, otherwise in pairs(MUST) do
+    if r[name] == nil then
+      r[name], r.unsound = otherwise, true
+    end
+  end
+  if not STATUS[r.place] or (r.place >= 2 and r.place <= 4 and not r.lane)
+    or (r.place == 2 and not string.find(r.lane, '^%a:%d:[^:]*:')) then
+    return nil
   end
   return r
 end

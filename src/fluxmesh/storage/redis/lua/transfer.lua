@@ -7,7 +7,7 @@ if stands ~= 'good' or now - me.beat_at_us > me.lease_us then
 end
 for _, item in ipairs(A[3]) do
   local r = row(item[1])
-  if r and r.token == item[2] and r.place == 3 and r.lane ~= me.epoch and (r.hops or 0) < MAX_HOPS
+  if r and not r.unsound and r.token == item[2] and r.place == 3 and r.lane ~= me.epoch and (r.hops or 0) < MAX_HOPS
     and can_run(me, r.queue, r.tier, r.task) then
     taken[#taken + 1] = hop(me, r, false)
   end
