@@ -7,6 +7,8 @@ import inspect
 import select
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -449,6 +451,40 @@ def test_what_is_no_answer_of_a_server_of_ours_is_told(
             client.metrics()
         server.shutdown()
         thread.join(PATIENCE_S)
+
+
+def test_an_answer_that_only_trickles_is_given_up(face: Any) -> None:
+    ended = threading.Event()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not ended.wait(0.02):  # far sooner than any read times out
+                try:
+                    self.request.sendall(b" ")
+                except OSError:
+                    return
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        with face(url, retries=0, timeout_s=0.3) as client, pytest.raises(errors.StorageUnreachable):
+            client.metrics()
+        ended.set()
+        server.shutdown()
+        thread.join(PATIENCE_S)
+
+
+def test_without_httpx_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['httpx'] = None; import fluxmesh.client"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'fluxmesh[client]'" in done.stderr
 
 
 # -- the two faces ---------------------------------------------------------------------------------------
