@@ -83,6 +83,8 @@ def test_c12_many_delayed_jobs_cost_a_worker_nothing(lab: Lab, delayed: int) -> 
     case.equal("scheduled_after_cancel", lab.queue.counts().by_status[Status.SCHEDULED], delayed - CANCELLED)
     jumped = waiting[-JUMPED:]
     due_at = schedule_in(lab, jumped, 2.0)
+    # The rows were changed behind the storage's back, so nobody was rung: the next exchange finds out.
+    lab.await_ended([lab.submit("tick", "look")], 10)
     lab.await_ended(jumped, 20)
     starts = [lab.marks.starts(job=job.id)[0].at for job in jumped]
     case.equal("none_early", min(starts) >= due_at, True)
@@ -92,7 +94,7 @@ def test_c12_many_delayed_jobs_cost_a_worker_nothing(lab: Lab, delayed: int) -> 
     case.equal("scheduled_at_the_end", lab.queue.counts().by_status[Status.SCHEDULED], left)
     case.equal("worker_lives", second.running, True)
     done = lab.queue.counts().by_status[Status.COMPLETED]
-    case.equal("completed", done, JUMPED + IMMEDIATE + len(warm) + 1)
+    case.equal("completed", done, JUMPED + IMMEDIATE + len(warm) + 2)
     case.equal("stored", sum(lab.places().values()), len(lab.ids))
     # Every story of the small run; of the large one the counters against the rows.
     case.close(lab.disagreements() if delayed < 10_000 else lab.miscounted())

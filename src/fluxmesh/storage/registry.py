@@ -5,6 +5,8 @@ A fork waits for an import under way: its child would find the module locked by 
 
 from __future__ import annotations
 
+# asyncio imports it at the first to_thread(): a child forked meanwhile would find half a module for ever.
+import concurrent.futures.thread  # noqa: F401
 import importlib
 import os
 import threading
