@@ -1,4 +1,4 @@
-"""Every key of a namespace, in one place. Lua gets the same names as functions, made from this table.
+"""Every key of a namespace, in one place, for Python and for Lua.
 
 `{}` stands for a part: `K.ready(queue, tier)` in a script, `key(prefix, "ready", queue, tier)` in Python.
 """
@@ -57,7 +57,8 @@ KEYS: Final[Mapping[str, str]] = {
     "event": "event:{}",  # topic
 }
 
-_CALLED: Final = re.compile(r"\bK\.(\w+)")
+_SIMPLE: Final = re.compile(r"[\w.]+|'[^']*'")
+_CALLED: Final = re.compile(r"\bK\.(\w+)\(")
 
 
 def prefix_of(namespace: str) -> str:
@@ -69,17 +70,36 @@ def key(prefix: str, name: str, *parts: object) -> str:
     return prefix + KEYS[name].format(*parts)
 
 
-def lua_keys(text: str) -> str:
-    """The table K of functions that build the same names from the prefix P: those that the text calls."""
-    used = set(_CALLED.findall(text))
-    lines = ["local K = {}"]
-    for name, template in KEYS.items():
-        if name not in used:
-            continue
-        pieces = template.split("{}")
-        names = [f"a{n}" for n in range(1, len(pieces))]
-        text = f"'{pieces[0]}'"
-        for argument, piece in zip(names, pieces[1:], strict=True):
-            text += f" .. {argument}" + (f" .. '{piece}'" if piece else "")
-        lines.append(f"K['{name}'] = function({', '.join(names)}) return P .. {text} end")
-    return "\n".join(lines) + "\n"
+def written_out(lua: str) -> str:
+    """The text of a script with every `K.name(a, b)` replaced by the expression that builds the key from P."""
+    done = ""
+    while found := _CALLED.search(lua):
+        pieces = KEYS[found[1]].split("{}")
+        arguments, end = _arguments(lua, found.end())
+        if len(arguments) != len(pieces) - 1:
+            raise ValueError(f"K.{found[1]} takes {len(pieces) - 1} parts: {arguments}")
+        built = f"P .. '{pieces[0]}'"
+        for argument, piece in zip(arguments, pieces[1:], strict=True):
+            simple = _SIMPLE.fullmatch(argument)
+            built += f" .. {argument if simple else f'({written_out(argument)})'}"
+            built += f" .. '{piece}'" if piece else ""
+        done += lua[: found.start()] + f"({built})"
+        lua = lua[end:]
+    return done + lua
+
+
+def _arguments(text: str, start: int) -> tuple[list[str], int]:
+    """The arguments of the call whose bracket was opened just before `start`, and where the call ends."""
+    arguments, depth, begun = [], 0, start
+    for at in range(start, len(text)):
+        letter = text[at]
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}" and depth:
+            depth -= 1
+        elif not depth and letter in ",)":
+            arguments.append(text[begun:at].strip())
+            begun = at + 1
+            if letter == ")":
+                return [argument for argument in arguments if argument], at + 1
+    raise ValueError(f"a call that does not end: {text[start : start + 40]!r}")

@@ -1,6 +1,5 @@
 """The way from a verb to its Lua script: one msgpack argument there, one answer back, one round trip.
 
-A script is the file lua/<verb>.lua behind the prelude and the libraries that its `-- uses:` line names.
 Nothing is ever sent twice: what was sent and not answered is OutcomeUnknown, what was not sent is
 StorageUnreachable. EVALSHA's NOSCRIPT is an answer, after which the text itself is sent.
 """
@@ -8,20 +7,16 @@ StorageUnreachable. EVALSHA's NOSCRIPT is an answer, after which the text itself
 from __future__ import annotations
 
 import hashlib
-import re
-from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from redis import exceptions as driver
 
 from fluxmesh.clock import Clock, SystemClock
+from fluxmesh.storage.redis.assembly import script_text
 from fluxmesh.storage.redis.connection import Connections
-from fluxmesh.storage.redis.keys import key, lua_keys
+from fluxmesh.storage.redis.keys import key
 
-_FOLDER: Final = Path(__file__).with_name("lua")
-_USES: Final = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
 # Ends and hand-backs must get through when memory is full: they free it.
 _ALLOW_OOM: Final = frozenset(
     {"exchange", "release", "reap", "beat", "orphans", "cancel", "discard", "prune"}
@@ -34,20 +29,6 @@ def blob(value: bytes | None) -> msgspec.Raw | None:
     if value is None:
         return None
     return msgspec.Raw(b"\xdb" + len(value).to_bytes(4, "big") + value)
-
-
-@cache
-def script_text(verb: str, *, has_msgpack: bool = True) -> str:
-    """The whole script of a verb, without a header. `has_msgpack`: the server brings its own."""
-    body = (_FOLDER / f"{verb}.lua").read_text(encoding="utf-8")
-    found = _USES.search(body)
-    names = ["prelude", *(found[1].replace(" ", "").split(",") if found else [])]
-    libraries = [(_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in names]
-    if not has_msgpack:
-        own = (_FOLDER / "cmsgpack.lua").read_text(encoding="utf-8")
-        libraries.insert(0, f"local cmsgpack = (function()\n{own}\nreturn cmsgpack\nend)()")
-    text = "\n".join([*libraries, body])
-    return "local P = KEYS[1]\n" + lua_keys(text) + text
 
 
 class Scripts:

@@ -105,15 +105,21 @@ def _transition(transition: Transition) -> tuple[Any, ...]:
 
 
 def _settle(item: Settle) -> tuple[Any, ...]:
-    return (item.id, item.token, _transition(item.transition), item.percent, item.message)
+    end = item.transition
+    if end.status is Status.COMPLETED and item.message is None:
+        return (item.id, str(item.token), False if end.result is None else blob(end.result))
+    return (item.id, str(item.token), False, _transition(end), item.percent, item.message)
 
 
 def _claimed(row: list[Any]) -> ClaimedJob:
-    job_id, token, task, queue, tier, payload, options, attempts, crashes, snoozes, interruptions, life = row
+    job_id, token, task, queue, tier, payload, options = row[:7]
+    job = (job_id.decode(), int(token), task.decode(), queue.decode(), int(tier), payload, options)
+    if len(row) == 7:
+        return ClaimedJob(*job, 0, 0, 0, 0, 1)
+    attempts, crashes, snoozes, interruptions, life = row[7:]
     return ClaimedJob(
-        job_id.decode(), int(token), task.decode(), queue.decode(), int(tier), payload, options,
-        int(attempts), int(crashes), int(snoozes), int(interruptions), int(life),
-    )  # fmt: skip
+        *job, int(attempts or 0), int(crashes or 0), int(snoozes or 0), int(interruptions or 0), int(life or 1)
+    )
 
 
 async def exchange(scripts: Scripts, request: ExchangeRequest) -> ExchangeAnswer:
@@ -180,7 +186,8 @@ async def progress(scripts: Scripts, worker: WorkerRef, notes: Sequence[Progress
 
 # -- liveness --------------------------------------------------------------------------------------------
 def _view(seen: Registration, status: str, running: int) -> tuple[Any, ...]:
-    me = (seen.queues, sorted(seen.tiers), [spec.name for spec in seen.tasks], seen.donates)
+    tasks = "".join(f"\0{spec.name}" for spec in seen.tasks) + "\0"
+    me = (seen.queues, sorted(seen.tiers), tasks, seen.donates)
     lease_us, beat_us = round(seen.lease_s * US), round(seen.beat_s * US)
     return (seen.worker_id, blob(_encode(seen)), blob(_encode(me)), lease_us, beat_us, status, running)
 

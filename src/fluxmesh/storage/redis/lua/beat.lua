@@ -31,23 +31,23 @@ for _, job in ipairs(owned) do
   told[job[1]] = job[2]
 end
 -- A job that it was given long ago and does not name in two lists running never reached it: it is given back.
-local function compare(id)
-  local v = redis.pcall('HMGET', K.job(id), 'token', 'pos', 'cancel', 'missed')
+local function compare(id, since_us)
+  local v = redis.pcall('HMGET', K.job(id), 'token', 'cancel', 'missed')
   if v.err then
     return -- spoilt by another hand
   end
-  local token, missed = tonumber(v[1] or nil), tonumber(v[4] or 0) or 0
+  local token, missed = tonumber(v[1] or nil), tonumber(v[3] or 0) or 0
   stored[id] = token
   if told[id] == token then
-    if v[3] then
+    if v[2] then
       cancelled[#cancelled + 1] = id
     end
-    if v[4] then
+    if v[3] then
       call('HDEL', K.job(id), 'missed')
     end
-  elseif missed + 1 < LISTS_MISSED or math.abs(now - (tonumber(v[2] or nil) or 0)) <= 2 * me.beat_us then
-    if not v[4] then
-      call('HSET', K.job(id), 'missed', 1)
+  elseif missed + 1 < LISTS_MISSED or math.abs(now - since_us) <= 2 * me.beat_us then
+    if not v[3] then
+      call('HSET', K.job(id), 'missed', 1, 'more', 1)
     end
   else
     local r = row(id)
@@ -56,8 +56,9 @@ local function compare(id)
     end
   end
 end
-for _, id in ipairs(call('ZRANGE', K.in_flight(view[1], epoch), 0, -1)) do
-  compare(id)
+local mine = call('ZRANGE', K.in_flight(view[1], epoch), 0, -1, 'WITHSCORES')
+for i = 1, #mine, 2 do
+  compare(mine[i], tonumber(mine[i + 1]))
 end
 for _, job in ipairs(owned) do
   if stored[job[1]] ~= job[2] then

@@ -4,8 +4,7 @@
 local PARK_CAP, PASSED_OVER_MOST, MAX_HOPS, TAKEABLE_US = 1000, 100, 2, 100000
 local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
 local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
-local CLAIM_FIELDS = {'task', 'token', 'payload', 'options', 'attempts', 'crashes', 'snoozes', 'interruptions',
-  'life', 'expires_us', 'concurrency_key', 'concurrency_limit', 'hops', 'place'}
+local PLACE_TEXT = {'1', '2'}
 
 local function load_limits()
   local limits, any = {}, false
@@ -20,8 +19,12 @@ end
 
 local function new_claim(me, request)
   open_freed()
-  local c = {me = me, request = request, more = false, left_behind = false, budget = PARK_CAP, shut = {},
-    paused = set_of(call('SMEMBERS', K.paused())), lanes = {}, takes = {}, gone = {}, order = {}}
+  local c = {me = me, request = int(request), more = false, left_behind = false, budget = PARK_CAP, shut = {},
+    paused = {}, limits = {}, limited = false, lanes = {}, takes = {}, gone = {}, order = {}}
+  if call('EXISTS', K.paused(), K.limits(), K.lanes()) == 0 then
+    return c
+  end
+  c.paused = set_of(call('SMEMBERS', K.paused()))
   c.limits, c.limited = load_limits()
   for _, lane in ipairs(call('SMEMBERS', K.lanes())) do
     local kind, tier, queue, ref = lane_parts(lane)
@@ -92,9 +95,27 @@ local function is_limited(c, task, key)
   return key or c.limits[task] ~= nil
 end
 
+-- What a claim reads of a record: place, token, task, payload, options, and of one that has more: attempts,
+-- crashes, snoozes, interruptions, life, expires_us, concurrency_key, concurrency_limit, hops.
+local function read_claimable(name)
+  local v = redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more')
+  if v[6] then
+    v.more = call('HMGET', name, 'attempts', 'crashes', 'snoozes', 'interruptions', 'life', 'expires_us',
+      'concurrency_key', 'concurrency_limit', 'hops')
+  end
+  return v
+end
+
 local function is_sound(v)
-  return v[1] and v[3] and tonumber(v[2]) and tonumber(v[5]) and tonumber(v[6]) and tonumber(v[7])
-    and tonumber(v[8]) and tonumber(v[9])
+  if not (v[3] and v[4]) or (v[2] and not tonumber(v[2])) then
+    return false
+  end
+  for i = 1, v.more and 5 or 0 do
+    if v.more[i] and not tonumber(v.more[i]) then
+      return false
+    end
+  end
+  return true
 end
 
 -- A job whose record another hand has spoilt is a dead letter; what has no record, or stands elsewhere, only
@@ -102,52 +123,54 @@ end
 local function bury(c, found, v)
   spend(c)
   call('ZREM', found.key, found.id)
-  local elsewhere = not v.err and tonumber(v[14] or nil)
+  local elsewhere = not v.err and tonumber(v[1] or nil)
   if v.err or call('EXISTS', K.job(found.id)) == 0 or (STATUS[elsewhere] and elsewhere ~= found.place) then
     if not elsewhere then
       count(found.queue, found.tier, found.place, -1)
     end
     return
   end
-  call('HSET', K.job(found.id), 'place', found.place, 'queue', found.queue, 'tier', found.tier, 'task', v[1] or '',
-    'lane', found.lane or '', 'payload', v[3] or '')
+  call('HSET', K.job(found.id), 'place', found.place, 'queue', found.queue, 'tier', found.tier, 'task', v[3] or '',
+    'lane', found.lane or '', 'payload', v[4] or '')
   local r = row(found.id)
   to_end(r, 6, {token = token_after(r.token), reason = 'undecodable', percent = r.percent, message = r.message})
 end
 
 -- Read the record of a job that was met, and judge it.
 local function may_run(c, found)
-  local v = redis.pcall('HMGET', K.job(found.id), unpack(CLAIM_FIELDS))
-  if v.err or tonumber(v[14] or nil) ~= found.place or not is_sound(v) then
+  local name = K.job(found.id)
+  local v = read_claimable(name)
+  if v.err or v[1] ~= PLACE_TEXT[found.place] or not is_sound(v) then
     bury(c, found, v)
     return false
   end
-  local task, expires_us, key = v[1], v[10], v[11]
+  local task, key = v[3], v.more and v.more[7]
+  local expires_us = v.more and v.more[6]
   if expires_us and tonumber(expires_us) <= now then
     spend(c)
     local r = row(found.id)
     to_end(r, 8, {token = r.token})
     return false
   end
-  local reason = not c.me.tasks[task] and NO_WORKER or c.limited and block(c, task)
+  local reason = not knows(c.me, task) and NO_WORKER or c.limited and block(c, task)
   if reason then
     park(c, found, 't:' .. found.tier .. ':' .. found.queue .. ':' .. task, reason)
     return false
   end
-  if key and running_of('k:' .. key) >= tonumber(v[12] or 1) then
+  if key and running_of('k:' .. key) >= tonumber(v.more[8] or 1) then
     local lane = 'k:' .. found.tier .. ':' .. found.queue .. ':' .. key
     call('SREM', K.lanes(), lane)
     park(c, found, lane, KEY)
     return false
   end
-  found.task, found.v, found.concurrency_key = task, v, key or nil
+  found.name, found.task, found.v, found.concurrency_key = name, task, v, key or nil
   found.limited = is_limited(c, task, key)
   return true
 end
 
 -- Walks: functions that give the next job, or nil ---------------------------------------------------------
 local function lane_walk(c, place, lane, name, queue, tier, want)
-  local chunk = math.max(2, math.min(want + 1, 257))
+  local chunk = tostring(math.max(2, math.min(want + 1, 257)))
   local buffer, at, after, last = {}, 1, '-inf', false
   return function()
     if lane and c.shut[lane] then
@@ -157,15 +180,15 @@ local function lane_walk(c, place, lane, name, queue, tier, want)
       if last then
         return nil
       end
-      buffer = call('ZRANGEBYSCORE', name, after, '+inf', 'WITHSCORES', 'LIMIT', 0, chunk)
-      last, at = #buffer < 2 * chunk, 1
+      buffer = call('ZRANGEBYSCORE', name, after, '+inf', 'WITHSCORES', 'LIMIT', '0', chunk)
+      last, at = #buffer < 2 * tonumber(chunk), 1
       if #buffer == 0 then
         return nil
       end
       after = '(' .. buffer[#buffer]
     end
     at = at + 2
-    return {id = buffer[at - 2], seq = tonumber(buffer[at - 1]), place = place, lane = lane, key = name,
+    return {id = buffer[at - 2], seq = buffer[at - 1], place = place, lane = lane, key = name,
       queue = queue, tier = tier}
   end
 end
@@ -173,13 +196,20 @@ end
 -- The next of several walks by arrival.
 local function merge(walks)
   local heads = {}
-  for i, walk in ipairs(walks) do
-    heads[i] = walk() or false
+  local function draw(i)
+    local found = walks[i]()
+    if found then
+      found.arrival = tonumber(found.seq)
+    end
+    heads[i] = found or false
+  end
+  for i in ipairs(walks) do
+    draw(i)
   end
   return function()
     local best
     for i, head in ipairs(heads) do
-      if head and (not best or head.seq < heads[best].seq) then
+      if head and (not best or head.arrival < heads[best].arrival) then
         best = i
       end
     end
@@ -187,7 +217,7 @@ local function merge(walks)
       return nil
     end
     local found = heads[best]
-    heads[best] = walks[best]() or false
+    draw(best)
     return found
   end
 end
@@ -195,7 +225,7 @@ end
 local function queue_walk(c, tier, queue, want)
   local walks = {lane_walk(c, 1, nil, K.ready(queue, tier), queue, tier, want)}
   for _, l in ipairs(c.lanes[tier .. ':' .. queue] or {}) do
-    if not c.shut[l.lane] and (l.kind == 'k' or (c.me.tasks[l.ref] and not block(c, l.ref))) then
+    if not c.shut[l.lane] and (l.kind == 'k' or (knows(c.me, l.ref) and not block(c, l.ref))) then
       walks[#walks + 1] = lane_walk(c, 2, l.lane, K.parked(l.lane), queue, tier, want)
     end
   end
@@ -215,8 +245,10 @@ end
 
 local function tier_walk(c, tier, queues, want)
   local walks, turn = {}, 0
-  for i, queue in ipairs(queues) do
-    walks[i] = queue_walk(c, tier, queue, want)
+  for _, queue in ipairs(queues) do
+    if c.lanes[tier .. ':' .. queue] or call('EXISTS', K.ready(queue, tier)) == 1 then
+      walks[#walks + 1] = queue_walk(c, tier, queue, want)
+    end
   end
   return function()
     while #walks > 0 and not c.more do
@@ -263,34 +295,43 @@ local function runnable(c, tiers, want)
 end
 
 -- Taking ---------------------------------------------------------------------------------------------------
--- What a new owner is told: as values.ClaimedJob, in order.
+-- What a new owner is told: id, token, task, queue, tier, payload, options, and of a record with more: attempts,
+-- crashes, snoozes, interruptions, life.
 local function claimed(id, token, queue, tier, v)
-  return {id, token == now and NOW or int(token), v[1], queue, tier, v[3], v[4], v[5], v[6], v[7], v[8], v[9]}
+  local told = {id, token, v[3], queue, tier, v[4], v[5]}
+  for i = 1, v.more and 5 or 0 do
+    told[7 + i] = v.more[i]
+  end
+  return told
+end
+
+local function spend_permit(c, task)
+  local limit = c.limits[task]
+  if limit and limit.count > 0 then
+    limit.tat = standing_tat(limit, task) + limit.interval_us
+    call('HSET', K.tat(), task, limit.tat)
+  end
 end
 
 local function take(c, found, running)
-  local v = found.v
-  local token = token_after(tonumber(v[2]))
-  local to = running and 4 or 3
-  local set = {'place', running and '4' or '3', 'lane', c.me.epoch, 'pos', NOW, 'token', instant(token), 'worker_id',
-    c.me.worker_id, 'request', c.request}
+  local v, me = found.v, c.me
+  local token = v[2] and token_after(tonumber(v[2])) or now
+  token = token == now and NOW or int(token)
   if running then
-    set[13], set[14] = 'started_us', NOW
+    call('HSET', found.name, 'place', '4', 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'request',
+      c.request, 'started_us', NOW)
     runs(found.task, found.concurrency_key, 1)
-    if v[10] then
+    if v.more and v.more[6] then
       call('ZREM', K.expires(), found.id)
     end
-    local limit = c.limits[found.task]
-    if limit and limit.count > 0 then
-      limit.tat = standing_tat(limit, found.task) + limit.interval_us
-      call('HSET', K.tat(), found.task, limit.tat)
-    end
+    spend_permit(c, found.task)
   else
-    call('ZADD', K.held(), now, found.id)
+    call('HSET', found.name, 'place', '3', 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'request',
+      c.request)
+    call('ZADD', K.held(), NOW, found.id)
   end
-  call('HSET', K.job(found.id), unpack(set))
-  if found.place == 2 or v[13] then
-    call('HDEL', K.job(found.id), 'waiting_for', 'hops')
+  if found.place == 2 or (v.more and v.more[9]) then
+    call('HDEL', found.name, 'waiting_for', 'hops')
   end
   c.takes[#c.takes + 1] = NOW
   c.takes[#c.takes + 1] = found.id
@@ -302,7 +343,7 @@ local function take(c, found, running)
   end
   gone.ids[#gone.ids + 1] = found.id
   count(found.queue, found.tier, found.place, -1)
-  count(found.queue, found.tier, to, 1)
+  count(found.queue, found.tier, running and 4 or 3, 1)
   return claimed(found.id, token, found.queue, found.tier, v)
 end
 
@@ -402,8 +443,8 @@ local function hop(me, r, running)
   call('ZREM', K.in_flight(r.worker_id or '', r.lane), r.id)
   call('ZADD', K.in_flight(me.worker_id, me.epoch), now, r.id)
   call('HSET', K.owners(), me.epoch, me.worker_id)
-  call('HSET', K.job(r.id), 'place', to, 'lane', me.epoch, 'pos', now, 'token', token, 'worker_id', me.worker_id,
-    'hops', (r.hops or 0) + 1)
+  call('HSET', K.job(r.id), 'place', to, 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'hops',
+    (r.hops or 0) + 1, 'more', 1)
   call('HDEL', K.job(r.id), 'missed', 'request')
   if running then
     call('HSET', K.job(r.id), 'started_us', now)
@@ -415,5 +456,5 @@ local function hop(me, r, running)
   end
   count(r.queue, r.tier, 3, -1)
   count(r.queue, r.tier, to, 1)
-  return claimed(r.id, token, r.queue, r.tier, call('HMGET', K.job(r.id), unpack(CLAIM_FIELDS)))
+  return claimed(r.id, int(token), r.queue, r.tier, read_claimable(K.job(r.id)))
 end

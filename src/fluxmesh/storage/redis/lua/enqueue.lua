@@ -2,19 +2,25 @@
 -- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags}.
 -- Answers per job 1 (created) or {verdict, id, by, status, pruned}.
 local queue_cap = A[2]
-local rooms, homes, adds, order = {}, {}, {}, {}
+local TIER = {[0] = '0', '1', '2', '3'}
+local rooms, homes, adds, of_task = {}, {}, {}, {}
 
 -- Members are added set by set, at the end.
-local function add(name, score, id)
-  local list = adds[name]
-  if not list then
-    list = {}
-    adds[name] = list
-    order[#order + 1] = name
+local function list(name)
+  local found = adds[name]
+  if not found then
+    found = {n = 0}
+    adds[name] = found
   end
-  list[#list + 1] = score
-  list[#list + 1] = id
+  return found
 end
+
+local function add(to, score, id)
+  local n = to.n
+  to[n + 1], to[n + 2], to.n = score, id, n + 2
+end
+
+local all = list(K.all())
 
 local function home(job)
   local queue, tier = job[3], job[4]
@@ -66,59 +72,63 @@ local function known(job, queue)
   end
 end
 
-local function room(queue)
-  if not rooms[queue] then
-    local fields = {}
-    for tier = 0, 3 do
-      for place = 0, 2 do
-        fields[#fields + 1] = queue .. ':' .. tier .. ':' .. place
-      end
-    end
-    local queued = 0
-    for _, n in ipairs(call('HMGET', K.tally(), unpack(fields))) do
-      queued = queued + tonumber(n or 0)
-    end
-    rooms[queue] = queue_cap - queued
+-- How many jobs of the queue have not been taken yet; or, if those that are listed leave room enough, how many
+-- there are at most.
+local function queued(queue)
+  local listed = call('ZCARD', K.by_queue(queue))
+  if listed + #A[3] <= queue_cap then
+    return listed
   end
-  return rooms[queue]
+  local fields, sum = {}, 0
+  for tier = 0, 3 do
+    for place = 0, 2 do
+      fields[#fields + 1] = queue .. ':' .. tier .. ':' .. place
+    end
+  end
+  for _, n in ipairs(call('HMGET', K.tally(), unpack(fields))) do
+    sum = sum + tonumber(n or 0)
+  end
+  return sum
 end
 
-local function store(job, queue, tier, number)
-  local id, task, seq = job[1], job[2], int(number)
-  local due_us = job[8]
-  if job[7] then
-    due_us = now + job[7]
+local function room(queue)
+  local found = rooms[queue]
+  if not found then
+    found = {left = queue_cap - queued(queue), listed = list(K.by_queue(queue)), ready = {}}
+    rooms[queue] = found
   end
-  local later = due_us and due_us > now
-  local record = {'place', later and '0' or '1', 'seq', seq, 'rid', seq, 'queue', queue, 'tier', tier, 'task', task,
-    'token', '0', 'life', '1', 'attempts', '0', 'snoozes', '0', 'interruptions', '0', 'crashes', '0', 'created_us',
-    NOW, 'payload', job[5]}
+  return found
+end
+
+-- What only some jobs have. Second: whether any of it has to be looked at when the job is claimed or ends.
+local function extras(job, due_us)
+  local found, more = {}, job[9] or job[12] or job[13]
   local function put(name, value)
     if value ~= nil then
-      record[#record + 1] = name
-      record[#record + 1] = value
+      found[#found + 1] = name
+      found[#found + 1] = value
     end
   end
   put('options', job[6])
   put('due_us', due_us)
-  if job[9] then
-    put('expires_us', now + job[9])
-    add(K.expires(), now + job[9], id)
-  end
+  put('expires_us', job[9] and now + job[9] or nil)
   put('idempotency_key', job[10])
   put('unique_key', job[12])
   put('concurrency_key', job[13])
   put('concurrency_limit', job[14])
-  if job[15] and #job[15] > 0 then
-    put('tags', cmsgpack.pack(job[15]))
-    for _, tag in ipairs(job[15]) do
-      add(K.by_tag(tag), seq, id)
-    end
+  put('tags', job[15] and #job[15] > 0 and cmsgpack.pack(job[15]) or nil)
+  put('more', more and '1' or nil)
+  return found
+end
+
+local function hang_on(job, queue, seq)
+  local id = job[1]
+  if job[9] then
+    add(list(K.expires()), now + job[9], id)
   end
-  call('HSET', K.job(id), unpack(record))
-  add(K.all(), seq, id)
-  add(K.by_queue(queue), seq, id)
-  add(K.by_task(task), seq, id)
+  for _, tag in ipairs(job[15] or {}) do
+    add(list(K.by_tag(tag)), seq, id)
+  end
   if job[10] then
     call('DEL', K.idempotency(job[10]))
     call('ZREM', K.forget(), job[10])
@@ -127,15 +137,41 @@ local function store(job, queue, tier, number)
   if job[12] then
     call('SET', K.unique(queue, job[12]), id)
   end
-  rooms[queue] = rooms[queue] - 1
+end
+
+local function place_ready(home_room, queue, tier, task, seq, id)
+  local to = home_room.ready[tier]
+  if not to then
+    to = list(K.ready(queue, tier))
+    home_room.ready[tier] = to
+  end
+  add(to, seq, id)
+  count(queue, tier, 1, 1)
+  ready(queue, tier, task)
+end
+
+local function store(job, home_room, queue, tier, number)
+  local id, task, seq = job[1], job[2], int(number)
+  local due_us = job[7] and now + job[7] or job[8]
+  local later = due_us and due_us > now
+  local tasked = of_task[task]
+  if not tasked then
+    tasked = list(K.by_task(task))
+    of_task[task] = tasked
+  end
+  call('HSET', K.job(id), 'place', later and '0' or '1', 'task', task, 'payload', job[5], 'queue', queue, 'tier',
+    TIER[tier], 'seq', seq, 'created_us', NOW, unpack(extras(job, due_us)))
+  hang_on(job, queue, seq)
+  add(all, seq, id)
+  add(home_room.listed, seq, id)
+  add(tasked, seq, id)
+  home_room.left = home_room.left - 1
   if later then
-    add(K.delayed(tier), due_us, id)
+    add(list(K.delayed(tier)), due_us, id)
     count(queue, tier, 0, 1)
     scheduled(due_us, queue, tier, task)
   else
-    add(K.ready(queue, tier), seq, id)
-    count(queue, tier, 1, 1)
-    ready(queue, tier, task)
+    place_ready(home_room, queue, tier, task, seq, id)
   end
 end
 
@@ -144,17 +180,20 @@ local seq = next_seq(#A[3])
 for i, job in ipairs(A[3]) do
   local queue, tier = home(job)
   local found = known(job, queue)
+  local home_room = room(queue)
   if found then
     answers[i] = found
-  elseif room(queue) < 1 then
+  elseif home_room.left < 1 then
     answers[i] = {'full', job[1], false, false, 0}
   else
-    store(job, queue, tier, seq)
+    store(job, home_room, queue, tier, seq)
     seq = seq + 1
     answers[i] = 1
   end
 end
-for _, name in ipairs(order) do
-  call('ZADD', name, unpack(adds[name]))
+for name, members in pairs(adds) do
+  if members.n > 0 then
+    call('ZADD', name, unpack(members, 1, members.n))
+  end
 end
 return finish(answers)

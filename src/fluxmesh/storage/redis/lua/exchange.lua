@@ -1,63 +1,78 @@
 -- uses: claim, due, ends
 -- Settle, promote what is due, begin, claim. A[2] = worker id, A[3] = epoch, A[4] = request id, A[5] = settles,
--- each {id, token, transition as apply has it, percent, message}, A[6] = begins, each {id, token}, A[7] = slots,
--- A[8] = extra, A[9] = reserve by tier. Answers {standing, settled, begun, running, held, more, next due,
--- next held}: letters per item, microseconds from now.
+-- each {id, token as text, result or false} of a body that just returned, or {id, token, false, transition as apply
+-- has it, percent, message}; A[6] = begins, each {id, token}, A[7] = slots, A[8] = extra, A[9] = reserve by tier.
+-- Answers {standing, settled, begun, running, held, more, next due, next held}: letters per item, microseconds
+-- from now.
 local worker_id, epoch, request = A[2], int(A[3]), A[4]
 local in_flight = K.in_flight(worker_id, epoch)
-local COMPLETE = {'place', 'token', 'lane', 'queue', 'tier', 'task', 'life', 'attempts', 'started_us', 'worker_id',
-  'history', 'concurrency_key', 'unique_key'}
 local owned_no_more, ended = {}, {}
+local PLAIN = {life = 1, attempts = 0}
 S.asking = epoch
+
+-- What a plain job has nothing of.
+local function finish_more(name, id, queue)
+  local m = call('HMGET', name, 'life', 'attempts', 'history', 'concurrency_key', 'unique_key')
+  local r = {id = id, life = tonumber(m[1] or 1), attempts = tonumber(m[2] or 0), history = m[3], queue = queue,
+    concurrency_key = m[4] or nil, unique_key = m[5] or nil}
+  if not r.life or not r.attempts then
+    return nil -- spoilt by another hand: the slow way knows what to do
+  end
+  call('HDEL', name, 'error', 'on_death', 'missed')
+  turn_unique(r, 5)
+  return r
+end
 
 -- A normal return, by far the most common end, touches as little as it can.
 local function complete(item)
-  local v = redis.pcall('HMGET', K.job(item[1]), unpack(COMPLETE))
-  if v.err or v[1] ~= '4' or tonumber(v[2] or nil) ~= item[2] or v[3] ~= epoch then
+  local id, result = item[1], item[3]
+  local name = K.job(id)
+  local v = redis.pcall('HMGET', name, 'place', 'token', 'lane', 'task', 'queue', 'tier', 'started_us', 'more')
+  if v.err or v[1] ~= '4' or v[2] ~= item[2] or v[3] ~= epoch or not (v[4] and v[5] and tonumber(v[6] or nil)) then
     return false
   end
-  if not (v[4] and tonumber(v[5] or nil) and v[6] and tonumber(v[7] or nil) and tonumber(v[8] or nil)) then
-    return false -- spoilt by another hand: the slow way knows what to do
+  local r = PLAIN
+  if v[8] then
+    r = finish_more(name, id, v[5])
+    if not r then
+      return false
+    end
   end
-  local t = item[3]
-  local r = {life = tonumber(v[7]), attempts = tonumber(v[8]), started_us = v[9] and tonumber(v[9]),
-    worker_id = v[10], history = v[11]}
-  local set = {'place', '5', 'attempts', r.attempts + 1, 'ended_us', NOW, 'percent', '100', 'history',
-    append_history(r, t[2], nil)}
-  if t[4] then
-    set[#set + 1] = 'result'
-    set[#set + 1] = t[4]
+  r.started_us, r.worker_id = v[7] and tonumber(v[7]), worker_id
+  local attempts, history = r == PLAIN and '1' or r.attempts + 1, append_history(r, 'completed', nil)
+  if result then
+    call('HSET', name, 'place', '5', 'attempts', attempts, 'ended_us', NOW, 'history', history, 'result', result)
+  else
+    call('HSET', name, 'place', '5', 'attempts', attempts, 'ended_us', NOW, 'history', history)
   end
-  if item[5] then
-    set[#set + 1] = 'message'
-    set[#set + 1] = item[5]
-  end
-  call('HSET', K.job(item[1]), unpack(set))
-  call('HDEL', K.job(item[1]), 'error', 'on_death', 'missed', 'lane', 'pos', 'request')
-  if v[13] then
-    turn_unique({id = item[1], queue = v[4], unique_key = v[13]}, 5)
-  end
-  owned_no_more[#owned_no_more + 1] = item[1]
+  owned_no_more[#owned_no_more + 1] = id
   ended[#ended + 1] = NOW
-  ended[#ended + 1] = item[1]
-  count(v[4], v[5], 4, -1)
-  count(v[4], v[5], 5, 1)
-  freed(v[6], v[12] or nil)
-  over(item[1])
+  ended[#ended + 1] = id
+  count(v[5], v[6], 4, -1)
+  count(v[5], v[6], 5, 1)
+  freed(v[4], r.concurrency_key)
+  over(id)
   return true
 end
 
+local COMPLETED = {'COMPLETED', 'completed', 1}
+
 local function settle(item)
-  if item[3][1] == 'COMPLETED' and complete(item) then
+  if not item[4] and complete(item) then
     return 'a'
   end
   local r = row(item[1])
-  if not r or r.token ~= item[2] then
+  if not r or r.token ~= tonumber(item[2]) then
     S.stale = S.stale + 1
     return 's'
   end
   if r.place == 4 and r.lane == epoch then
-    apply(r, item[3], r.token, item[4], item[5])
+    local t = item[4]
+    if not t then
+      t = COMPLETED
+      t[4] = item[3] or nil
+    end
+    apply(r, t, r.token, item[5], item[6])
     return 'a'
   end
   if r.place == 3 or r.place == 4 then
@@ -102,7 +117,7 @@ local function begin(c, item)
     to_ready(r, {token = token_after(r.token), percent = r.percent, message = r.message})
     return 'o'
   end
-  call('HSET', K.job(r.id), 'place', 4, 'pos', now, 'started_us', now)
+  call('HSET', K.job(r.id), 'place', 4, 'started_us', now)
   call('HDEL', K.job(r.id), 'missed')
   call('ZADD', in_flight, now, r.id)
   call('ZREM', K.held(), r.id)
@@ -120,7 +135,7 @@ local function given_before()
     local v = call('HMGET', K.job(id), 'request', 'place', 'token', 'queue', 'tier')
     if v[1] and tonumber(v[1]) == request then
       local list = v[2] == '4' and running or held
-      list[#list + 1] = claimed(id, tonumber(v[3]), v[4], v[5], call('HMGET', K.job(id), unpack(CLAIM_FIELDS)))
+      list[#list + 1] = claimed(id, v[3], v[4], v[5], read_claimable(K.job(id)))
     end
   end
   if #running + #held > 0 then
@@ -154,7 +169,7 @@ if not running then
   running, held = claim_jobs(c, slots, extra, A[9])
 end
 if request > me.request then
-  call('HSET', K.worker(epoch), 'request', request)
+  call('HSET', K.worker(epoch), 'request', c.request)
 end
 local short = #running < slots
 if short then

@@ -2,7 +2,10 @@
 -- KEYS[1] is the namespace's prefix; ARGV[1] is msgpack: the instant in microseconds (0 = this server's
 -- time), then the verb's own arguments, A[2] and so on. A verb returns finish(answer).
 -- Places: 0 SCHEDULED 1 READY 2 PARKED 3 HELD 4 RUNNING 5 COMPLETED 6 DEAD_LETTER 7 CANCELLED 8 EXPIRED.
--- Microseconds are below 2^53 and so exact; redis.call writes them in full, text needs int().
+-- Microseconds are below 2^53 and so exact; redis.call writes them in full, text needs int(). Writing a number
+-- out costs more than a small command does: on the hot path values are texts, once they are.
+-- A record that says `more` has a field beyond those of a plain job (counters, keys, an expiry, hops, notes); of one
+-- that does not, the hot path reads only the plain ones.
 local call = redis.call
 local A = cmsgpack.unpack(ARGV[1])
 local now = A[1]
@@ -17,12 +20,7 @@ local STATUS = {[0] = 'SCHEDULED', 'PENDING', 'PENDING', 'CLAIMED', 'RUNNING', '
   'CANCELLED', 'EXPIRED'}
 -- In the order of outcome.Charge.
 local CHARGES = {'attempts', 'snoozes', 'interruptions', 'crashes'}
-local FIELDS = {'place', 'queue', 'tier', 'task', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions',
-  'crashes', 'lane', 'pos', 'started_us', 'due_us', 'expires_us', 'worker_id', 'history', 'cancel', 'on_death',
-  'hops', 'missed', 'percent', 'message', 'unique_key', 'idempotency_key', 'concurrency_key', 'reason',
-  'fingerprint', 'rid'}
-local NUMBERS = {'place', 'tier', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions', 'crashes',
-  'pos', 'started_us', 'due_us', 'expires_us', 'cancel', 'on_death', 'hops', 'missed', 'rid'}
+local FIELDS, NUMBERS -- of a record, made when a record is first read whole
 
 -- What the verb did so far; finish() draws the conclusions.
 local S = {tally = {}, running = {}, ready = {}, order = {}, over = {}, tasks = {}, keys = {}, stale = 0}
@@ -48,11 +46,24 @@ local function next_seq(n)
 end
 
 -- What stands in for a field that another hand has spoilt: such a record is `unsound`, but can be moved.
-local MUST = {queue = '', task = '', tier = 2, token = 0, seq = 0, life = 1, attempts = 0, snoozes = 0,
-  interruptions = 0, crashes = 0}
+local MUST = {queue = '', task = '', tier = 2, seq = 0}
+-- What a field is that is not there: a record holds only what it has to say.
+local UNSAID = {token = 0, life = 1, attempts = 0, snoozes = 0, interruptions = 0, crashes = 0}
+
+local function name_fields()
+  FIELDS = {'place', 'queue', 'tier', 'task', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions',
+    'crashes', 'lane', 'started_us', 'due_us', 'expires_us', 'worker_id', 'history', 'cancel', 'on_death',
+    'hops', 'missed', 'percent', 'message', 'unique_key', 'idempotency_key', 'concurrency_key', 'reason',
+    'fingerprint'}
+  NUMBERS = {'place', 'tier', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions', 'crashes',
+    'started_us', 'due_us', 'expires_us', 'cancel', 'on_death', 'hops', 'missed'}
+end
 
 -- The record of a job by which moves are decided; nil: there is no such job, or nobody can say where it is.
 local function row(id)
+  if not FIELDS then
+    name_fields()
+  end
   local values = redis.pcall('HMGET', K.job(id), unpack(FIELDS))
   if values.err or not values[1] then
     return nil
@@ -61,10 +72,18 @@ local function row(id)
   for i, name in ipairs(FIELDS) do
     r[name] = values[i] or nil
   end
+  for name, otherwise in pairs(UNSAID) do
+    r[name] = r[name] or otherwise
+  end
   for _, name in ipairs(NUMBERS) do
     r[name] = r[name] and tonumber(r[name])
   end
   for name, otherwise in pairs(MUST) do
+    if r[name] == nil then
+      r[name], r.unsound = otherwise, true
+    end
+  end
+  for name, otherwise in pairs(UNSAID) do
     if r[name] == nil then
       r[name], r.unsound = otherwise, true
     end
@@ -79,17 +98,17 @@ end
 -- noting -------------------------------------------------------------------------------------------------
 local counted = {} -- queue, tier, place -> field, so that no text is made anew for each job
 
+local function within(list, name)
+  local found = list[name]
+  if not found then
+    found = {}
+    list[name] = found
+  end
+  return found
+end
+
 local function count(queue, tier, place, change)
-  local of_queue = counted[queue]
-  if not of_queue then
-    of_queue = {}
-    counted[queue] = of_queue
-  end
-  local of_tier = of_queue[tier]
-  if not of_tier then
-    of_tier = {}
-    of_queue[tier] = of_tier
-  end
+  local of_tier = within(within(counted, queue), tier)
   local field = of_tier[place]
   if not field then
     field = queue .. ':' .. int(tier) .. ':' .. int(place)
@@ -100,13 +119,13 @@ end
 
 -- Jobs that waiting workers should hear of. task '' = any.
 local function ready(queue, tier, task, n)
-  local name = tier .. ':' .. queue .. ':' .. task
-  local known = S.ready[name]
+  local of_task = within(within(S.ready, queue), task)
+  local known = of_task[tier]
   if known then
     known.n = known.n + (n or 1)
   else
     local note = {queue = queue, tier = tonumber(tier), task = task, n = n or 1}
-    S.ready[name] = note
+    of_task[tier] = note
     S.order[#S.order + 1] = note
   end
 end
@@ -126,15 +145,6 @@ local function runs(task, key, change)
   S.running['t:' .. task] = (S.running['t:' .. task] or 0) + change
   if key then
     S.running['k:' .. key] = (S.running['k:' .. key] or 0) + change
-  end
-end
-
--- A running job has left its place, and with it the permits it had.
-local function freed(task, key)
-  runs(task, key, -1)
-  S.tasks[task] = true
-  if key then
-    S.keys[key] = true
   end
 end
 
@@ -163,6 +173,44 @@ local function unpark(lane, ...)
     local kind, _, _, ref = lane_parts(lane)
     call('SREM', K.lanes_of(kind, ref), lane)
     call('SREM', K.lanes(), lane)
+  end
+end
+
+-- Let a claim of this very step see what a settle before it made free.
+local function open_freed()
+  for key in pairs(S.keys) do
+    local lanes = call('SMEMBERS', K.lanes_of('k', key))
+    if #lanes > 0 then
+      call('SADD', K.lanes(), unpack(lanes))
+    end
+  end
+end
+
+local function announce_freed()
+  for task in pairs(S.tasks) do
+    if call('HEXISTS', K.limits(), task) == 1 then
+      for _, lane in ipairs(call('SMEMBERS', K.lanes_of('t', task))) do
+        local _, tier, queue = lane_parts(lane)
+        ready(queue, tier, task)
+      end
+    end
+  end
+  open_freed()
+  for key in pairs(S.keys) do
+    for _, lane in ipairs(call('SMEMBERS', K.lanes_of('k', key))) do
+      local _, tier, queue = lane_parts(lane)
+      ready(queue, tier, '')
+    end
+  end
+end
+
+-- A running job has left its place, and with it the permits it had.
+local function freed(task, key)
+  runs(task, key, -1)
+  S.announce_freed = announce_freed
+  S.tasks[task] = true
+  if key then
+    S.keys[key] = true
   end
 end
 
@@ -247,7 +295,7 @@ local function move(r, to, m)
   leave(r)
   turn_unique(r, to)
   local ended = to >= 5
-  local set, drop = {'place', to, 'token', m.token}, {}
+  local set, drop = {'place', to, 'token', m.token, 'more', 1}, {}
   local function put(name, value)
     if value == nil then
       drop[#drop + 1] = name
@@ -281,7 +329,7 @@ local function move(r, to, m)
     'cancel'}) do
     put(name, m[name])
   end
-  for _, name in ipairs({'lane', 'pos', 'request', 'waiting_for', 'on_death', 'missed'}) do
+  for _, name in ipairs({'lane', 'request', 'waiting_for', 'on_death', 'missed'}) do
     drop[#drop + 1] = name
   end
   call('HSET', K.job(r.id), unpack(set))
@@ -361,6 +409,16 @@ local function set_of(list)
   return set
 end
 
+-- Whether a worker has this task. Its tasks are one text, '\0a\0b\0': they may be many, and few are asked for.
+local function knows(me, task)
+  local known = me.known[task]
+  if known == nil then
+    known = string.find(me.tasks, '\0' .. task .. '\0', 1, true) ~= nil
+    me.known[task] = known
+  end
+  return known
+end
+
 -- A registered worker, ready to be asked what it can run; nil: no record.
 local function worker(epoch)
   local name = int(epoch)
@@ -370,7 +428,7 @@ local function worker(epoch)
     local me = false
     if v[1] and v[2] then
       local seen = cmsgpack.unpack(v[2])
-      me = {epoch = name, worker_id = v[1], queues = seen[1], tiers = seen[2], tasks = set_of(seen[3]),
+      me = {epoch = name, worker_id = v[1], queues = seen[1], tiers = seen[2], tasks = seen[3], known = {},
         donates = seen[4], in_queue = set_of(seen[1]), in_tier = set_of(seen[2]), fenced = v[3] == '1',
         dead_how = v[4] or nil, command = v[5] or nil, status = v[6], beat_at_us = tonumber(v[7]),
         lease_us = tonumber(v[8]), beat_us = tonumber(v[9]), turn = tonumber(v[10] or 0),
@@ -391,7 +449,7 @@ local function standing(epoch)
 end
 
 local function can_run(me, queue, tier, task)
-  return me.tasks[task] and me.in_tier[tonumber(tier)] and me.in_queue[queue]
+  return knows(me, task) and me.in_tier[tonumber(tier)] and me.in_queue[queue]
 end
 
 -- ending -------------------------------------------------------------------------------------------------
@@ -403,36 +461,11 @@ local function flush(key, changes)
   end
 end
 
--- Let a claim of this very step see what a settle before it made free.
-local function open_freed()
-  for key in pairs(S.keys) do
-    local lanes = call('SMEMBERS', K.lanes_of('k', key))
-    if #lanes > 0 then
-      call('SADD', K.lanes(), unpack(lanes))
-    end
-  end
-end
-
-local function announce_freed()
-  for task in pairs(S.tasks) do
-    if call('HEXISTS', K.limits(), task) == 1 then
-      for _, lane in ipairs(call('SMEMBERS', K.lanes_of('t', task))) do
-        local _, tier, queue = lane_parts(lane)
-        ready(queue, tier, task)
-      end
-    end
-  end
-  open_freed()
-  for key in pairs(S.keys) do
-    for _, lane in ipairs(call('SMEMBERS', K.lanes_of('k', key))) do
-      local _, tier, queue = lane_parts(lane)
-      ready(queue, tier, '')
-    end
-  end
-end
-
 local function first_due()
   local first
+  if call('EXISTS', K.delayed(0), K.delayed(1), K.delayed(2), K.delayed(3)) == 0 then
+    return nil
+  end
   for tier = 0, 3 do
     local found = call('ZRANGE', K.delayed(tier), 0, 0, 'WITHSCORES')
     local at = found[2] and tonumber(found[2])
@@ -458,7 +491,7 @@ local function wake()
       end
       local me = epoch and epoch ~= S.asking and worker(epoch)
       if me and not me.fenced and not me.dead_how and not me.command and me.status == 'ready'
-        and me.in_tier[note.tier] and me.in_queue[note.queue] and (note.task == '' or me.tasks[note.task]) then
+        and me.in_tier[note.tier] and me.in_queue[note.queue] and (note.task == '' or knows(me, note.task)) then
         waiting[i] = false
         left = left - 1
         call('ZREM', K.waiting(), epoch)
@@ -477,7 +510,9 @@ local function finish(answer)
   if S.stale > 0 then
     call('HINCRBY', K.counters(), 'stale', S.stale)
   end
-  announce_freed()
+  if S.announce_freed then
+    S.announce_freed()
+  end
   if S.due then
     local first = first_due()
     if not first or S.due.at <= first then

@@ -7,7 +7,7 @@ for i, note in ipairs(A[3]) do
   if own then
     for n, name in ipairs({'percent', 'message', 'on_death'}) do
       if note[n + 2] ~= nil then
-        call('HSET', K.job(note[1]), name, note[n + 2])
+        call('HSET', K.job(note[1]), name, note[n + 2], 'more', 1)
       end
     end
   end
