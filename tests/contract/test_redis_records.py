@@ -181,9 +181,8 @@ class TestKeys:
         assert (again.id, again.verdict) == (new.id, Verdict.EXISTING)
 
 
-NOT_RUN = [
-    how for how in SPOILS if how.partition(" ")[2].removeprefix("in ") in ("token", "life", "attempts")
-]
+# What is not there is as it was at the beginning: a record without a token or counters is a plain job's.
+NOT_RUN = ["no task", "no payload"] + [f"junk in {name}" for name in ("token", "life", "attempts", "crashes")]
 
 
 class TestWorkersAmongBadRecords:
@@ -199,7 +198,7 @@ class TestWorkersAmongBadRecords:
     @pytest.mark.parametrize("how", NOT_RUN)
     @scenario
     async def test_a_job_of_which_too_little_is_left_is_a_dead_letter(self, lab: Lab, how: str) -> None:
-        made = await lab.put_many(3)
+        made = await lab.put_many(3, expires_in=60)
         spoil(lab, made[1], how)
         await (await lab.worker()).claim(3)
         job = await lab.job(made[1])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from fluxmesh.clock import ManualClock
 from fluxmesh.config import Settings
 from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import Charge, Transition
 from fluxmesh.scheduler.housekeeping import PATIENCE_S, STOPPED, Housekeeper
+from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import PROCESS_GONE, OnDeath
 from fluxmesh.testing.contract.harness import Backend
 from fluxmesh.testing.contract.lab import BEAT_S, LEASE_S, Lab, Puppet, scenario
@@ -56,6 +60,13 @@ class TestCadence:
     async def test_a_death_is_looked_for_twice_in_a_reap_period_and_twice_a_second(self, lab: Lab) -> None:
         intervals = {reap_s: housekeeper(lab, Settings(reap_s=reap_s)).interval_s for reap_s in (0.1, 1, 10)}
         assert intervals == {0.1: 0.05, 1: 0.4, 10: 0.4}
+
+    def test_where_lapses_are_known_it_rests_until_one_or_two_reap_periods(self) -> None:
+        nobody = cast("Storage", None)
+        keeper = Housekeeper(nobody, Settings(reap_s=1), ManualClock(), random.Random(1))
+        rests = [keeper.rest_s(None, lapse_s) for lapse_s in (None, 0.0, 0.9, 1.5, 6.0, math.inf)]
+        assert rests == [None, 0.4, pytest.approx(0.902), pytest.approx(1.502), 2, 2]
+        assert [keeper.rest_s(due_s, 6.0) for due_s in (0.0, 1.2, 5.0)] == [0.4, 1.2, 2]
 
 
 class TestLeading:

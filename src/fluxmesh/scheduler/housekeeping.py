@@ -38,7 +38,8 @@ from fluxmesh.storage.values import (
 from fluxmesh.task import TaskRegistry, policy_for
 
 STOPPED: Final = "stopped"  # how a process ended that its operator stopped: nothing is charged
-WATCH_S: Final = 0.4  # longest time between two looks for orphans
+WATCH_S: Final = 0.4  # longest time between two looks for orphans where only a look can find them
+QUIET_PERIODS: Final = 2  # longest time between two looks in reap periods, where it is known what lapses when
 PATIENCE_S: Final = 0.1  # for a dead process's own supervisor, which knows what killed it, to say so
 LEAD_PERIODS: Final = 3  # the key outlives so many reap periods
 PRUNE_EVERY_S: Final = 5.0
@@ -94,9 +95,9 @@ def decide_orphan(
 class Housekeeper(Service):
     """The housekeeping loop of one process.
 
-    `on_time_s` None: rounds follow at the watching interval, as in a worker, whose claims promote what is
-    due anyhow. A number: a leader also wakes at each due instant, and rests at most so long while none is
-    known (`fluxmesh scheduler`).
+    `on_time_s` None: rounds follow when a lease may lapse, or at the watching interval, as in a worker, whose
+    claims promote what is due anyhow. A number: a leader also wakes at each due instant, and rests at most so
+    long while none is known (`fluxmesh scheduler`).
     """
 
     def __init__(
@@ -117,7 +118,6 @@ class Housekeeper(Service):
         self._registry = registry
         self._on_time_s = on_time_s
         self._holder = f"{socket.gethostname()}-{os.getpid()}-{new_nonce()}"
-        self._lead_again_s = -math.inf
         self._prune_again_s = self._clock.mono_s() + PRUNE_EVERY_S * rng.random()
         self._armed: bool | None = None  # not known before the first look
         self._retention = Retention(settings.result_ttl, settings.dead_letter_ttl, settings.idempotency_ttl)
@@ -125,38 +125,55 @@ class Housekeeper(Service):
     async def run_once(self) -> float | None:
         """Lead or look who does; as leader promote and, now and then, prune; in any case reap."""
         now_s = self._clock.mono_s()
-        if now_s >= self._lead_again_s:
-            self.leading = await self._storage.lead(self._holder, LEAD_PERIODS * self._settings.reap_s)
-            self._lead_again_s = now_s + self._settings.reap_s * 0.9  # a round a little early still counts
-        next_due_s = await self._promote() if self.leading else None
-        await self.reap_orphans(patience_s=PATIENCE_S)
+        ttl_s = LEAD_PERIODS * self._settings.reap_s
+        tended = await self._storage.tend(self._holder, ttl_s, promote=PROMOTE_BATCH, orphans=ORPHANS_BATCH)
+        self.leading = tended.leads
+        next_due_s = tended.promoted.next_due_s
+        if tended.promoted.count >= PROMOTE_BATCH:
+            next_due_s = await self._promote()
+        await self._reap(tended.orphans, PATIENCE_S)
         if self.leading and now_s >= self._prune_again_s:
             await self._prune(now_s)
-        if self._on_time_s is None:
+        return self.rest_s(next_due_s, tended.orphans.next_lapse_s)
+
+    def rest_s(self, next_due_s: float | None, next_lapse_s: float | None) -> float | None:
+        """None: the watching interval."""
+        if self._on_time_s is not None:
+            rest_s = self._on_time_s if next_due_s is None else max(next_due_s, SHORTEST_REST_S)
+            return min(rest_s, self.interval_s)
+        if next_lapse_s is None:
             return None
-        rest_s = self._on_time_s if next_due_s is None else max(next_due_s, SHORTEST_REST_S)
-        return min(rest_s, self.interval_s)
+        # What lapses is known. What is due is promoted by claims, but by those of workers that know of it.
+        rest_s = min(next_lapse_s + SHORTEST_REST_S, QUIET_PERIODS * self._settings.reap_s)
+        if next_due_s is not None:
+            rest_s = min(rest_s, next_due_s)
+        return max(rest_s, self.interval_s)
 
     async def reap_orphans(self, *, patience_s: float = 0.0) -> int:
-        """Take back the jobs of owners that are dead now. The number of jobs. With patience, one that died
-        of a cause nobody has named yet is looked at once more after that time."""
+        """Take back the jobs of owners that are dead now. The number of jobs."""
+        return await self._reap(await self._storage.orphans(ORPHANS_BATCH), patience_s)
+
+    async def _reap(self, answer: OrphansAnswer, patience_s: float) -> int:
+        """With patience, a job whose owner died of a cause nobody has named yet is looked at once more after
+        that time."""
         reaped = 0
         for _ in range(ROUNDS_MAX):
-            answer = await self._storage.orphans(ORPHANS_BATCH)
             self._note_arming(answer)
             if not answer.jobs:
                 break
             if patience_s and any(job.how == PROCESS_GONE for job in answer.jobs):
                 await asyncio.sleep(patience_s)
                 patience_s = 0.0
-                continue
-            items = [decide_orphan(job, self._settings, self._rng, self._registry) for job in answer.jobs]
-            settled = await self._storage.reap(items)
-            done = [job for job, what in zip(answer.jobs, settled, strict=True) if what is Settled.APPLIED]
-            self._note_reaped(done)
-            reaped += len(done)
-            if not done or len(answer.jobs) < ORPHANS_BATCH:
-                break
+            else:
+                items = [decide_orphan(job, self._settings, self._rng, self._registry) for job in answer.jobs]
+                settled = await self._storage.reap(items)
+                pairs = zip(answer.jobs, settled, strict=True)
+                done = [job for job, what in pairs if what is Settled.APPLIED]
+                self._note_reaped(done)
+                reaped += len(done)
+                if not done or len(answer.jobs) < ORPHANS_BATCH:
+                    break
+            answer = await self._storage.orphans(ORPHANS_BATCH)
         return reaped
 
     async def _promote(self) -> float | None:

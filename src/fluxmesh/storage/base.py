@@ -47,6 +47,7 @@ from fluxmesh.storage.values import (
     Settled,
     StorageInfo,
     TakeAnswer,
+    Tended,
     WorkerInfo,
     WorkerRef,
     WorkerView,
@@ -164,6 +165,10 @@ class Storage(Protocol):
 
     async def promote(self, limit: int) -> Promoted:
         """Make due jobs ready, oldest first in each tier, and expire what was not started in time."""
+        ...
+
+    async def tend(self, holder: str, ttl_s: float, *, promote: int, orphans: int) -> Tended:
+        """A round of housekeeping in one call: `lead`; if that is true `promote`; in any case `orphans`."""
         ...
 
     async def prune(self, retention: Retention, limit: int) -> Pruned:

@@ -232,10 +232,15 @@ class Orphan(Struct, frozen=True):
 
 
 class OrphansAnswer(Struct, frozen=True):
-    """`armed` False: storage was out of sight or its clock was stepped; no lease counts as lapsed yet."""
+    """`armed` False: storage was out of sight or its clock was stepped; no lease counts as lapsed yet.
+
+    `next_lapse_s`: when the first lease of a living worker lapses if it is not renewed; inf: nobody lives.
+    None: this storage finds deaths by itself that are no lapse, and has to be asked all the time.
+    """
 
     armed: bool
     jobs: tuple[Orphan, ...] = ()
+    next_lapse_s: float | None = None
 
 
 class Reap(Struct, frozen=True):
@@ -249,6 +254,14 @@ class Reap(Struct, frozen=True):
 class Promoted(Struct, frozen=True):
     count: int
     next_due_s: float | None = None
+
+
+class Tended(Struct, frozen=True):
+    """One round of housekeeping. `promoted` is empty for one who does not lead."""
+
+    leads: bool
+    promoted: Promoted
+    orphans: OrphansAnswer
 
 
 class Retention(Struct, frozen=True):

@@ -64,5 +64,7 @@ def script_text(verb: str, *, has_msgpack: bool = True) -> str:
     names = ["prelude", *(found[1].replace(" ", "").split(",") if found else [])]
     libraries = written_out("\n".join(map(_file, names)))
     body = written_out(body)
-    own = "" if has_msgpack else f"local cmsgpack = (function()\n{_file('cmsgpack')}\nreturn cmsgpack\nend)()\n"
+    own = (
+        "" if has_msgpack else f"local cmsgpack = (function()\n{_file('cmsgpack')}\nreturn cmsgpack\nend)()\n"
+    )
     return f"local P = KEYS[1]\n{own}{used_of(libraries, body)}\n{body}"

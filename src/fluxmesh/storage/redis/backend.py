@@ -42,6 +42,7 @@ from fluxmesh.storage.values import (
     Settled,
     StorageInfo,
     TakeAnswer,
+    Tended,
     WorkerInfo,
     WorkerRef,
     WorkerView,
@@ -139,6 +140,9 @@ class RedisStorage:
 
     async def promote(self, limit: int) -> Promoted:
         return await verbs.promote(self._scripts, limit)
+
+    async def tend(self, holder: str, ttl_s: float, *, promote: int, orphans: int) -> Tended:
+        return await verbs.tend(self._scripts, self._lease_us, holder, ttl_s, promote, orphans)
 
     async def prune(self, retention: Retention, limit: int) -> Pruned:
         return await prune.prune(self._scripts, retention, limit)

@@ -71,7 +71,7 @@ def key(prefix: str, name: str, *parts: object) -> str:
 
 
 def written_out(lua: str) -> str:
-    """The text of a script with every `K.name(a, b)` replaced by the expression that builds the key from P."""
+    """A script's text with every `K.name(a, b)` replaced by the expression that builds the key from P."""
     done = ""
     while found := _CALLED.search(lua):
         pieces = KEYS[found[1]].split("{}")

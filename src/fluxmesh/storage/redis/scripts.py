@@ -19,7 +19,7 @@ from fluxmesh.storage.redis.keys import key
 
 # Ends and hand-backs must get through when memory is full: they free it.
 _ALLOW_OOM: Final = frozenset(
-    {"exchange", "release", "reap", "beat", "orphans", "cancel", "discard", "prune"}
+    {"exchange", "release", "reap", "beat", "orphans", "tend", "cancel", "discard", "prune"}
 )
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from fluxmesh.storage.values import (
     Standing,
     TakeAnswer,
     TaskSpec,
+    Tended,
     Verdict,
     WorkerRef,
     WorkerView,
@@ -118,7 +120,12 @@ def _claimed(row: list[Any]) -> ClaimedJob:
         return ClaimedJob(*job, 0, 0, 0, 0, 1)
     attempts, crashes, snoozes, interruptions, life = row[7:]
     return ClaimedJob(
-        *job, int(attempts or 0), int(crashes or 0), int(snoozes or 0), int(interruptions or 0), int(life or 1)
+        *job,
+        int(attempts or 0),
+        int(crashes or 0),
+        int(snoozes or 0),
+        int(interruptions or 0),
+        int(life or 1),
     )
 
 
@@ -237,9 +244,23 @@ async def declare_dead(scripts: Scripts, lease_us: int, worker: WorkerRef, how: 
     )
 
 
+def _orphans(answer: list[Any]) -> OrphansAnswer:
+    armed, rows, next_lapse_us = answer
+    lapse_s = math.inf if next_lapse_us is None else next_lapse_us / US
+    return OrphansAnswer(bool(armed), tuple(map(_orphan, rows)), lapse_s)
+
+
 async def orphans(scripts: Scripts, lease_us: int, limit: int) -> OrphansAnswer:
-    armed, rows = await scripts.run("orphans", lease_us, limit)
-    return OrphansAnswer(bool(armed), tuple(map(_orphan, rows)))
+    return _orphans(await scripts.run("orphans", lease_us, limit))
+
+
+async def tend(
+    scripts: Scripts, lease_us: int, holder: str, ttl_s: float, promote: int, orphans: int
+) -> Tended:
+    ttl_us = round(ttl_s * US)
+    most = min(promote, EACH_MOST * 4)
+    leads, count, next_us, found = await scripts.run("tend", lease_us, holder, ttl_us, most, orphans)
+    return Tended(bool(leads), Promoted(count, _seconds(next_us)), _orphans(found))
 
 
 def _orphan(row: list[Any]) -> Orphan:

@@ -49,6 +49,7 @@ from fluxmesh.storage.values import (
     Settled,
     StorageInfo,
     TakeAnswer,
+    Tended,
     WorkerInfo,
     WorkerRef,
     WorkerView,
@@ -261,6 +262,10 @@ class SqliteStorage:
 
     async def promote(self, limit: int) -> Promoted:
         answer: Promoted = await self._write(exchange_verbs.promote, limit)
+        return answer
+
+    async def tend(self, holder: str, ttl_s: float, *, promote: int, orphans: int) -> Tended:
+        answer: Tended = await self._write(liveness.tend, holder, round(ttl_s * 1e6), promote, orphans)
         return answer
 
     async def prune(self, retention: Retention, limit: int) -> Pruned:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluxmesh.outcome import Counters
-from fluxmesh.storage.sqlite import moves, place
+from fluxmesh.storage.sqlite import exchange, moves, place
 from fluxmesh.storage.sqlite.locks import is_freed
 from fluxmesh.storage.sqlite.step import Step, encode_struct
 from fluxmesh.storage.values import (
@@ -20,9 +20,11 @@ from fluxmesh.storage.values import (
     Orphan,
     OrphansAnswer,
     Owned,
+    Promoted,
     Reap,
     Registration,
     Settled,
+    Tended,
     WorkerRef,
     WorkerView,
 )
@@ -262,3 +264,9 @@ def lead(step: Step, holder: str, ttl_us: int) -> bool:
     step.run("liveness.lead", holder)
     step.run("liveness.lead_until", now_us + ttl_us)
     return True
+
+
+def tend(step: Step, holder: str, ttl_us: int, promote: int, limit: int) -> Tended:
+    leads = lead(step, holder, ttl_us)
+    promoted = exchange.promote(step, promote) if leads else Promoted(0)
+    return Tended(leads, promoted, orphans(step, limit))

@@ -86,7 +86,7 @@ from fluxmesh.testing.contract.reads import (  # noqa: E402
     TestHistory,
     TestInfo,
 )
-from fluxmesh.testing.contract.reaping import TestArming, TestReaping  # noqa: E402
+from fluxmesh.testing.contract.reaping import TestArming, TestReaping, TestTending  # noqa: E402
 from fluxmesh.testing.contract.retention import TestRetention  # noqa: E402
 from fluxmesh.testing.contract.settle import TestRequests, TestSettle  # noqa: E402
 
@@ -135,6 +135,7 @@ __all__ = [
     "TestSettle",
     "TestStanding",
     "TestTakeHeld",
+    "TestTending",
     "TestTransfer",
     "TestUniqueKeys",
     "TestWaitFor",

@@ -393,6 +393,7 @@ VERBS: dict[str, Callable[[Storage], Awaitable[object]]] = {
     "reap": lambda storage: storage.reap([Reap("x", 1)]),
     "command": lambda storage: storage.command("w1", "stop"),
     "lead": lambda storage: storage.lead("me", 1.0),
+    "tend": lambda storage: storage.tend("me", 1.0, promote=1, orphans=1),
     "promote": lambda storage: storage.promote(1),
     "prune": lambda storage: storage.prune(retention(), 1),
     "cancel": lambda storage: storage.cancel(["x"]),

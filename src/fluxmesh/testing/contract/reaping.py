@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fluxmesh.ids import new_job_id
@@ -223,3 +225,37 @@ class TestArming:
         await survivor.beat()
         assert await lab.storage.reap([Reap(orphan.id, orphan.token, CRASHED)]) == [Settled.STALE]
         assert await victim.settle(victim.only()) is Settled.APPLIED
+
+
+class TestTending:
+    """A round of housekeeping in one call."""
+
+    @scenario
+    async def test_one_leads_and_promotes_and_everybody_finds_orphans(self, lab: Lab) -> None:
+        victim, _ = await victim_with(lab)
+        due = await lab.put(delay_seconds=5)
+        await lab.storage.declare_dead(victim.ref, "killed")
+        lab.clock.advance(5)
+        other = await lab.storage.tend("other", 10, promote=0, orphans=10)
+        assert (other.leads, [job.how for job in other.orphans.jobs]) == (True, ["killed"])
+        mine = await lab.storage.tend("mine", 10, promote=10, orphans=10)
+        assert (mine.leads, mine.promoted.count, mine.orphans.jobs) == (False, 0, other.orphans.jobs)
+        assert await lab.status(due) is Status.SCHEDULED
+        lab.clock.advance(11)
+        mine = await lab.storage.tend("mine", 10, promote=10, orphans=0)
+        assert (mine.leads, mine.promoted.count, mine.orphans.jobs) == (True, 1, ())
+        assert await lab.status(due) is Status.PENDING
+
+    @scenario
+    async def test_it_tells_when_the_next_job_is_due_and_what_may_lapse_when(self, lab: Lab) -> None:
+        await lab.put(delay_seconds=5)
+        quiet = await lab.storage.tend("me", 10, promote=10, orphans=10)
+        assert quiet.promoted.next_due_s == pytest.approx(5)
+        assert quiet.orphans.next_lapse_s in (None, math.inf)
+        worker = await lab.worker()
+        lab.clock.advance(1)
+        watched = (await lab.storage.tend("me", 10, promote=10, orphans=10)).orphans.next_lapse_s
+        assert watched is None or watched == pytest.approx(LEASE_S - 1)
+        await lab.storage.declare_dead(worker.ref, "killed")
+        gone = (await lab.storage.tend("me", 10, promote=10, orphans=10)).orphans.next_lapse_s
+        assert gone in (None, math.inf)

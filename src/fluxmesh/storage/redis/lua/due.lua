@@ -25,3 +25,18 @@ local function promote_due(limit)
   end
   return n, first_due()
 end
+
+-- What was not started in time ends; then what is due is promoted. The number promoted, and microseconds until the
+-- next is due.
+local function expire_and_promote(limit)
+  for _, id in ipairs(call('ZRANGEBYSCORE', K.expires(), '-inf', now, 'LIMIT', 0, limit)) do
+    local r = row(id)
+    if r and r.place < 4 then
+      to_end(r, 8, {token = r.place == 3 and token_after(r.token) or r.token})
+    else
+      call('ZREM', K.expires(), id)
+    end
+  end
+  local n, next_us = promote_due(limit)
+  return n, next_us and math.max(0, next_us - now) or false
+end
