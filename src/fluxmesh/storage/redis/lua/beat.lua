@@ -36,7 +36,7 @@ local function compare(id)
   if v.err then
     return -- spoilt by another hand
   end
-  local token, missed = tonumber(v[1] or nil), tonumber(v[4] or 0) or 0
+  local token, missed = whole(v[1]), whole(v[4]) or 0
   stored[id] = token
   if told[id] == token then
     if v[3] then
@@ -45,7 +45,7 @@ local function compare(id)
     if v[4] then
       call('HDEL', K.job(id), 'missed')
     end
-  elseif missed + 1 < LISTS_MISSED or math.abs(now - (tonumber(v[2] or nil) or 0)) <= 2 * me.beat_us then
+  elseif missed + 1 < LISTS_MISSED or math.abs(now - (whole(v[2]) or 0)) <= 2 * me.beat_us then
     if not v[4] then
       call('HSET', K.job(id), 'missed', 1)
     end

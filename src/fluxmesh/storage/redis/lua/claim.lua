@@ -93,8 +93,8 @@ local function is_limited(c, task, key)
 end
 
 local function is_sound(v)
-  return v[1] and v[3] and tonumber(v[2]) and tonumber(v[5]) and tonumber(v[6]) and tonumber(v[7])
-    and tonumber(v[8]) and tonumber(v[9])
+  return v[1] and v[3] and whole(v[2]) and whole(v[5]) and whole(v[6]) and whole(v[7]) and whole(v[8])
+    and whole(v[9])
 end
 
 -- A job whose record another hand has spoilt is a dead letter; what has no record, or stands elsewhere, only
@@ -102,7 +102,7 @@ end
 local function bury(c, found, v)
   spend(c)
   call('ZREM', found.key, found.id)
-  local elsewhere = not v.err and tonumber(v[14] or nil)
+  local elsewhere = not v.err and whole(v[14])
   if v.err or call('EXISTS', K.job(found.id)) == 0 or (STATUS[elsewhere] and elsewhere ~= found.place) then
     if not elsewhere then
       count(found.queue, found.tier, found.place, -1)
@@ -118,12 +118,12 @@ end
 -- Read the record of a job that was met, and judge it.
 local function may_run(c, found)
   local v = redis.pcall('HMGET', K.job(found.id), unpack(CLAIM_FIELDS))
-  if v.err or tonumber(v[14] or nil) ~= found.place or not is_sound(v) then
+  if v.err or whole(v[14]) ~= found.place or not is_sound(v) then
     bury(c, found, v)
     return false
   end
-  local task, expires_us, key = v[1], v[10], v[11]
-  if expires_us and tonumber(expires_us) <= now then
+  local task, expires_us, key = v[1], whole(v[10]), v[11]
+  if expires_us and expires_us <= now then
     spend(c)
     local r = row(found.id)
     to_end(r, 8, {token = r.token})
@@ -134,7 +134,7 @@ local function may_run(c, found)
     park(c, found, 't:' .. found.tier .. ':' .. found.queue .. ':' .. task, reason)
     return false
   end
-  if key and running_of('k:' .. key) >= tonumber(v[12] or 1) then
+  if key and running_of('k:' .. key) >= (whole(v[12]) or 1) then
     local lane = 'k:' .. found.tier .. ':' .. found.queue .. ':' .. key
     call('SREM', K.lanes(), lane)
     park(c, found, lane, KEY)
@@ -373,8 +373,8 @@ local function takeable(me)
   local ids = call('ZRANGE', K.held(), 0, 1999, 'WITHSCORES')
   for i = 1, #ids, 2 do
     local v = redis.pcall('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops')
-    local owner = not v.err and tonumber(v[1] or nil) and v[1] ~= me.epoch and tonumber(v[3] or nil) and worker(v[1])
-    if owner and owner.donates and tonumber(v[5] or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
+    local owner = not v.err and whole(v[1]) and v[1] ~= me.epoch and whole(v[3]) and worker(v[1])
+    if owner and owner.donates and (whole(v[5]) or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
       found[#found + 1] = {id = ids[i], at = tonumber(ids[i + 1]), tier = tonumber(v[3]), order = i}
     end
   end

@@ -32,8 +32,8 @@ local function home(job)
 end
 
 local function status_of(id)
-  local place = call('HGET', K.job(id), 'place')
-  return place and STATUS[tonumber(place)]
+  local place = redis.pcall('HGET', K.job(id), 'place')
+  return type(place) == 'string' and STATUS[whole(place)]
 end
 
 local function known_key(job)

@@ -13,14 +13,14 @@ S.asking = epoch
 -- A normal return, by far the most common end, touches as little as it can.
 local function complete(item)
   local v = redis.pcall('HMGET', K.job(item[1]), unpack(COMPLETE))
-  if v.err or v[1] ~= '4' or tonumber(v[2] or nil) ~= item[2] or v[3] ~= epoch then
+  if v.err or v[1] ~= '4' or whole(v[2]) ~= item[2] or v[3] ~= epoch then
     return false
   end
-  if not (v[4] and tonumber(v[5] or nil) and v[6] and tonumber(v[7] or nil) and tonumber(v[8] or nil)) then
+  if not (v[4] and whole(v[5]) and v[6] and whole(v[7]) and whole(v[8])) then
     return false -- spoilt by another hand: the slow way knows what to do
   end
   local t = item[3]
-  local r = {life = tonumber(v[7]), attempts = tonumber(v[8]), started_us = v[9] and tonumber(v[9]),
+  local r = {life = tonumber(v[7]), attempts = tonumber(v[8]), started_us = whole(v[9]),
     worker_id = v[10], history = v[11]}
   local set = {'place', '5', 'attempts', r.attempts + 1, 'ended_us', NOW, 'percent', '100', 'history',
     append_history(r, t[2], nil)}
@@ -117,10 +117,11 @@ end
 local function given_before()
   local running, held = {}, {}
   for _, id in ipairs(call('ZRANGE', in_flight, 0, -1)) do
-    local v = call('HMGET', K.job(id), 'request', 'place', 'token', 'queue', 'tier')
-    if v[1] and tonumber(v[1]) == request then
-      local list = v[2] == '4' and running or held
-      list[#list + 1] = claimed(id, tonumber(v[3]), v[4], v[5], call('HMGET', K.job(id), unpack(CLAIM_FIELDS)))
+    local r = row(id)
+    local v = r and not r.unsound and call('HMGET', K.job(id), 'request', unpack(CLAIM_FIELDS))
+    if v and whole(table.remove(v, 1)) == request then
+      local list = r.place == 4 and running or held
+      list[#list + 1] = claimed(id, r.token, r.queue, r.tier, v)
     end
   end
   if #running + #held > 0 then

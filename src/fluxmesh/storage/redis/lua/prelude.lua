@@ -34,6 +34,12 @@ end
 -- The instant as text: redis.call would write the number out anew each time, which is slow.
 local NOW = int(now)
 
+-- A whole number as it is stored; nil: there is none, or another hand has spoilt it. tonumber alone takes 'nan',
+-- '0x1' and '1e999' too.
+local function whole(text)
+  return text and #text < 17 and string.find(text, '^%d+$') and tonumber(text) or nil
+end
+
 local function instant(us)
   return us == now and NOW or us
 end
@@ -62,7 +68,7 @@ local function row(id)
     r[name] = values[i] or nil
   end
   for _, name in ipairs(NUMBERS) do
-    r[name] = r[name] and tonumber(r[name])
+    r[name] = whole(r[name])
   end
   for name, otherwise in pairs(MUST) do
     if r[name] == nil then
