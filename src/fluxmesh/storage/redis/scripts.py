@@ -46,7 +46,7 @@ def script_text(verb: str, *, has_msgpack: bool = True) -> str:
     if not has_msgpack:
         own = (_FOLDER / "cmsgpack.lua").read_text(encoding="utf-8")
         libraries.insert(0, f"local cmsgpack = (function()\n{own}\nreturn cmsgpack\nend)()")
-    text = "\n".join([*libraries, body])
+    text = "\n".join([*libraries, f"return run(function()\n{body}\nend)\n"])
     return "local P = KEYS[1]\n" + lua_keys(text) + text
 
 

@@ -21,7 +21,7 @@ end
 local function new_claim(me, request)
   open_freed()
   local c = {me = me, request = request, more = false, left_behind = false, budget = PARK_CAP, shut = {},
-    paused = set_of(call('SMEMBERS', K.paused())), lanes = {}, takes = {}, gone = {}, order = {}}
+    paused = set_of(call('SMEMBERS', K.paused())), lanes = {}, takes = {}, holds = {}, unexpiring = {}, gone = {}, order = {}}
   c.limits, c.limited = load_limits()
   for _, lane in ipairs(call('SMEMBERS', K.lanes())) do
     local kind, tier, queue, ref = lane_parts(lane)
@@ -77,15 +77,17 @@ local function park(c, found, lane, reason)
     c.shut[lane] = true -- all behind it wait for the same
     return
   end
-  if found.place == 2 then
-    unpark(found.lane, found.id)
-  else
-    call('ZREM', found.key, found.id)
-  end
-  park_into(lane, found.id, found.seq)
-  call('HSET', K.job(found.id), 'place', 2, 'lane', lane, 'waiting_for', reason)
   count(found.queue, found.tier, found.place, -1)
   count(found.queue, found.tier, 2, 1)
+  through(function()
+    park_into(lane, found.id, found.seq)
+    call('HSET', K.job(found.id), 'place', 2, 'lane', lane, 'waiting_for', reason)
+    if found.place == 2 then
+      unpark(found.lane, found.id)
+    else
+      call('ZREM', found.key, found.id)
+    end
+  end)
 end
 
 local function is_limited(c, task, key)
@@ -276,21 +278,21 @@ local function take(c, found, running)
     c.me.worker_id, 'request', c.request}
   if running then
     set[13], set[14] = 'started_us', NOW
-    runs(found.task, found.concurrency_key, 1)
-    if v[10] then
-      call('ZREM', K.expires(), found.id)
-    end
     local limit = c.limits[found.task]
     if limit and limit.count > 0 then
       limit.tat = standing_tat(limit, found.task) + limit.interval_us
       call('HSET', K.tat(), found.task, limit.tat)
     end
-  else
-    call('ZADD', K.held(), now, found.id)
   end
   call('HSET', K.job(found.id), unpack(set))
-  if found.place == 2 or v[13] then
-    call('HDEL', K.job(found.id), 'waiting_for', 'hops')
+  if running then
+    runs(found.task, found.concurrency_key, 1)
+    if v[10] then
+      c.unexpiring[#c.unexpiring + 1] = found.id
+    end
+  else
+    c.holds[#c.holds + 1] = NOW
+    c.holds[#c.holds + 1] = found.id
   end
   c.takes[#c.takes + 1] = NOW
   c.takes[#c.takes + 1] = found.id
@@ -303,6 +305,9 @@ local function take(c, found, running)
   gone.ids[#gone.ids + 1] = found.id
   count(found.queue, found.tier, found.place, -1)
   count(found.queue, found.tier, to, 1)
+  if found.place == 2 or v[13] then
+    call('HDEL', K.job(found.id), 'waiting_for', 'hops')
+  end
   return claimed(found.id, token, found.queue, found.tier, v)
 end
 
@@ -313,6 +318,12 @@ local function write_takes(c)
   end
   call('ZADD', K.in_flight(c.me.worker_id, c.me.epoch), unpack(c.takes))
   call('HSET', K.owners(), c.me.epoch, c.me.worker_id)
+  if #c.holds > 0 then
+    call('ZADD', K.held(), unpack(c.holds))
+  end
+  if #c.unexpiring > 0 then
+    call('ZREM', K.expires(), unpack(c.unexpiring))
+  end
   for _, name in ipairs(c.order) do
     local gone = c.gone[name]
     if gone.lane then
@@ -327,6 +338,7 @@ end
 local function claim_jobs(c, slots, extra, reserve)
   local running, held, last_held = {}, {}, nil
   local left, passed_over, lacking = slots, 0, 0
+  owe(function() write_takes(c) end)
   for _, n in ipairs(reserve) do
     lacking = lacking + n
   end
@@ -399,21 +411,25 @@ end
 -- A held job changes its owner, and counts one more hop.
 local function hop(me, r, running)
   local token, to = token_after(r.token), running and 4 or 3
-  call('ZREM', K.in_flight(r.worker_id or '', r.lane), r.id)
-  call('ZADD', K.in_flight(me.worker_id, me.epoch), now, r.id)
-  call('HSET', K.owners(), me.epoch, me.worker_id)
-  call('HSET', K.job(r.id), 'place', to, 'lane', me.epoch, 'pos', now, 'token', token, 'worker_id', me.worker_id,
-    'hops', (r.hops or 0) + 1)
-  call('HDEL', K.job(r.id), 'missed', 'request')
-  if running then
-    call('HSET', K.job(r.id), 'started_us', now)
-    call('ZREM', K.held(), r.id)
-    call('ZREM', K.expires(), r.id)
-    runs(r.task, r.concurrency_key, 1)
-  else
-    call('ZADD', K.held(), now, r.id)
-  end
   count(r.queue, r.tier, 3, -1)
   count(r.queue, r.tier, to, 1)
+  if running then
+    runs(r.task, r.concurrency_key, 1)
+  end
+  through(function()
+    call('HSET', K.owners(), me.epoch, me.worker_id)
+    call('ZADD', K.in_flight(me.worker_id, me.epoch), now, r.id)
+    call('HSET', K.job(r.id), 'place', to, 'lane', me.epoch, 'pos', now, 'token', token, 'worker_id', me.worker_id,
+      'hops', (r.hops or 0) + 1)
+    call('HDEL', K.job(r.id), 'missed', 'request')
+    call('ZREM', K.in_flight(r.worker_id or '', r.lane), r.id)
+    if running then
+      call('HSET', K.job(r.id), 'started_us', now)
+      call('ZREM', K.held(), r.id)
+      call('ZREM', K.expires(), r.id)
+    else
+      call('ZADD', K.held(), now, r.id)
+    end
+  end)
   return claimed(r.id, token, r.queue, r.tier, call('HMGET', K.job(r.id), unpack(CLAIM_FIELDS)))
 end

@@ -83,6 +83,17 @@ local function room(queue)
   return rooms[queue]
 end
 
+local function write_keys(job, queue)
+  if job[10] then
+    call('DEL', K.idempotency(job[10]))
+    call('ZREM', K.forget(), job[10])
+    call('HSET', K.idempotency(job[10]), 'payload_hash', job[11], 'job_id', job[1])
+  end
+  if job[12] then
+    call('SET', K.unique(queue, job[12]), job[1])
+  end
+end
+
 local function store(job, queue, tier, number)
   local id, task, seq = job[1], job[2], int(number)
   local due_us = job[8]
@@ -101,32 +112,24 @@ local function store(job, queue, tier, number)
   end
   put('options', job[6])
   put('due_us', due_us)
-  if job[9] then
-    put('expires_us', now + job[9])
-    add(K.expires(), now + job[9], id)
-  end
+  put('expires_us', job[9] and now + job[9] or nil)
   put('idempotency_key', job[10])
   put('unique_key', job[12])
   put('concurrency_key', job[13])
   put('concurrency_limit', job[14])
   if job[15] and #job[15] > 0 then
     put('tags', cmsgpack.pack(job[15]))
-    for _, tag in ipairs(job[15]) do
-      add(K.by_tag(tag), seq, id)
-    end
   end
   call('HSET', K.job(id), unpack(record))
+  if job[9] then
+    add(K.expires(), now + job[9], id)
+  end
+  for _, tag in ipairs(job[15] or {}) do
+    add(K.by_tag(tag), seq, id)
+  end
   add(K.all(), seq, id)
   add(K.by_queue(queue), seq, id)
   add(K.by_task(task), seq, id)
-  if job[10] then
-    call('DEL', K.idempotency(job[10]))
-    call('ZREM', K.forget(), job[10])
-    call('HSET', K.idempotency(job[10]), 'payload_hash', job[11], 'job_id', id)
-  end
-  if job[12] then
-    call('SET', K.unique(queue, job[12]), id)
-  end
   rooms[queue] = rooms[queue] - 1
   if later then
     add(K.delayed(tier), due_us, id)
@@ -137,10 +140,20 @@ local function store(job, queue, tier, number)
     count(queue, tier, 1, 1)
     ready(queue, tier, task)
   end
+  if job[10] or job[12] then
+    through(function() write_keys(job, queue) end)
+  end
+end
+
+local function write_adds()
+  for _, name in ipairs(order) do
+    call('ZADD', name, unpack(adds[name]))
+  end
 end
 
 local answers = {}
 local seq = next_seq(#A[3])
+owe(write_adds)
 for i, job in ipairs(A[3]) do
   local queue, tier = home(job)
   local found = known(job, queue)
@@ -154,7 +167,5 @@ for i, job in ipairs(A[3]) do
     answers[i] = 1
   end
 end
-for _, name in ipairs(order) do
-  call('ZADD', name, unpack(adds[name]))
-end
+write_adds()
 return finish(answers)

@@ -7,7 +7,7 @@ local worker_id, epoch, request = A[2], int(A[3]), A[4]
 local in_flight = K.in_flight(worker_id, epoch)
 local COMPLETE = {'place', 'token', 'lane', 'queue', 'tier', 'task', 'life', 'attempts', 'started_us', 'worker_id',
   'history', 'concurrency_key', 'unique_key'}
-local owned_no_more, ended = {}, {}
+local owned_no_more, ended, uniques = {}, {}, {}
 S.asking = epoch
 
 -- A normal return, by far the most common end, touches as little as it can.
@@ -33,9 +33,8 @@ local function complete(item)
     set[#set + 1] = item[5]
   end
   call('HSET', K.job(item[1]), unpack(set))
-  call('HDEL', K.job(item[1]), 'error', 'on_death', 'missed', 'lane', 'pos', 'request')
   if v[13] then
-    turn_unique({id = item[1], queue = v[4], unique_key = v[13]}, 5)
+    uniques[#uniques + 1] = {id = item[1], queue = v[4], unique_key = v[13]}
   end
   owned_no_more[#owned_no_more + 1] = item[1]
   ended[#ended + 1] = NOW
@@ -44,6 +43,7 @@ local function complete(item)
   count(v[4], v[5], 5, 1)
   freed(v[6], v[12] or nil)
   over(item[1])
+  call('HDEL', K.job(item[1]), 'error', 'on_death', 'missed', 'lane', 'pos', 'request')
   return true
 end
 
@@ -67,15 +67,23 @@ local function settle(item)
   return 'd' -- the token was not passed on since: this very settle gave it the place it has now
 end
 
+local function write_ended()
+  if #owned_no_more > 0 then
+    call('ZADD', K.ended('COMPLETED'), unpack(ended))
+    call('ZREM', in_flight, unpack(owned_no_more))
+  end
+  for _, holder in ipairs(uniques) do
+    turn_unique(holder, 5)
+  end
+end
+
 local function settle_all()
   local answers = {}
+  owe(write_ended)
   for i, item in ipairs(A[5]) do
     answers[i] = settle(item)
   end
-  if #owned_no_more > 0 then
-    call('ZREM', in_flight, unpack(owned_no_more))
-    call('ZADD', K.ended('COMPLETED'), unpack(ended))
-  end
+  write_ended()
   return table.concat(answers)
 end
 
@@ -102,14 +110,16 @@ local function begin(c, item)
     to_ready(r, {token = token_after(r.token), percent = r.percent, message = r.message})
     return 'o'
   end
-  call('HSET', K.job(r.id), 'place', 4, 'pos', now, 'started_us', now)
-  call('HDEL', K.job(r.id), 'missed')
-  call('ZADD', in_flight, now, r.id)
-  call('ZREM', K.held(), r.id)
-  call('ZREM', K.expires(), r.id)
   count(r.queue, r.tier, 3, -1)
   count(r.queue, r.tier, 4, 1)
   runs(r.task, r.concurrency_key, 1)
+  through(function()
+    call('HSET', K.job(r.id), 'place', 4, 'pos', now, 'started_us', now)
+    call('HDEL', K.job(r.id), 'missed')
+    call('ZADD', in_flight, now, r.id)
+    call('ZREM', K.held(), r.id)
+    call('ZREM', K.expires(), r.id)
+  end)
   return 'b'
 end
 
@@ -145,6 +155,10 @@ if slots + extra == 0 and #A[6] == 0 then
 end
 local c = new_claim(me, request)
 local begun, running, held = {}, nil, nil
+-- Before anything is given: a request that fails half-way gets the same when it is repeated.
+if request > me.request then
+  call('HSET', K.worker(epoch), 'request', request)
+end
 if slots + extra > 0 and request <= me.request then
   running, held = given_before()
 end
@@ -153,9 +167,6 @@ for i, item in ipairs(A[6]) do
 end
 if not running then
   running, held = claim_jobs(c, slots, extra, A[9])
-end
-if request > me.request then
-  call('HSET', K.worker(epoch), 'request', request)
 end
 local short = #running < slots
 if short then
