@@ -118,6 +118,10 @@ def _expect(what: str, stored: Any, walked: Any) -> list[str]:
     return [] if stored == walked else [f"{what}: stored {stored}, walked {walked}"]
 
 
+def _counted(keys: Keys, name: str) -> dict[str, int]:
+    return {field: int(n) for field, n in keys.hashes.get(name, {}).items() if n != "0"}
+
+
 def miscounts(keys: Keys) -> list[str]:
     """Counters that are not what the walk counts."""
     tally: Counter[str] = Counter()
@@ -132,8 +136,8 @@ def miscounts(keys: Keys) -> list[str]:
         failed += job["place"] == "6" and job.get("reason") in ("error", "timeout")
     counters = keys.hashes.get("counters", {})
     return [
-        *_expect("tally", keys.hashes.get("tally", {}), {name: str(n) for name, n in tally.items()}),
-        *_expect("running", keys.hashes.get("running", {}), {name: str(n) for name, n in running.items()}),
+        *_expect("tally", _counted(keys, "tally"), dict(tally)),
+        *_expect("running", _counted(keys, "running"), dict(running)),
         *_expect("failed", int(counters.get("failed", 0)), failed),
     ]
 
@@ -179,7 +183,6 @@ def dangling(keys: Keys) -> list[str]:
     ]
 
 
-def faults(client: Any) -> list[str]:
+def faults(keys: Keys) -> list[str]:
     """Everything that is wrong."""
-    keys = Keys(client)
     return [*lost(keys), *strays(keys), *miscounts(keys), *dangling(keys)]

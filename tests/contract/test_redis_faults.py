@@ -3,14 +3,14 @@ it writes, and what it owes for the jobs that it has moved is written all the sa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import pytest
 
 from fluxmesh.errors import StorageError
-from fluxmesh.job import Job, Status
 from fluxmesh.storage.redis.scripts import Scripts
 from fluxmesh.storage.values import HELD_TAKEABLE_AFTER_S, OnDeath, Owned, ProgressNote, Reap, Settle, TaskSpec
 from fluxmesh.testing.contract.lab import (
@@ -105,6 +105,19 @@ async def register(lab: Lab) -> Act:
     return lambda: lab.storage.register(registration)
 
 
+def claiming(lab: Lab, worker: Puppet, *, slots: int = 0, extra: int = 0, settle: Sequence[Settle] = ()) -> Act:
+    """A repeated request is given what the first was given; what it did not come to, the next one is."""
+    first = worker.request(settle=settle, slots=slots, extra=extra)
+
+    async def act() -> None:
+        answer = await lab.storage.exchange(first)
+        left = slots - len(answer.running), extra - len(answer.held)
+        if any(left):
+            await lab.storage.exchange(worker.request(slots=left[0], extra=left[1]))
+
+    return act
+
+
 @scene
 async def claim(lab: Lab) -> Act:
     await put_full(lab, 3)
@@ -114,8 +127,13 @@ async def claim(lab: Lab) -> Act:
     worker = await lab.worker(tasks=[TaskSpec("work", rate_limit="100/s"), "free"], queues=("default", "other"))
     await lab.put("free", queue="other")
     lab.clock.advance(2)
-    request = worker.request(slots=5, extra=1)
-    return lambda: lab.storage.exchange(request)
+    return claiming(lab, worker, slots=6)
+
+
+@scene
+async def hold(lab: Lab) -> Act:
+    await lab.put_many(4, expires_in=50)
+    return claiming(lab, await lab.worker(), extra=3)
 
 
 @scene
@@ -123,8 +141,7 @@ async def claim_of_parked(lab: Lab) -> Act:
     await put_full(lab, 3, concurrency_limit=1)
     worker = await lab.worker()
     (job,) = await worker.claim(3)
-    request = worker.request(settle=[Settle(job.id, job.token, COMPLETED)], slots=3)
-    return lambda: lab.storage.exchange(request)
+    return claiming(lab, worker, settle=[Settle(job.id, job.token, COMPLETED)], slots=1)
 
 
 @scene
@@ -317,12 +334,12 @@ async def resume(lab: Lab) -> Act:
     return lambda: lab.storage.resume("default")
 
 
-def outcome(jobs: list[Job]) -> list[tuple[object, ...]]:
-    """What a verb did, without its instants: one line a job."""
-    return sorted(
-        (job.id, job.status, job.priority, job.attempts, job.crashes, job.life, job.cancel_requested)
-        for job in jobs
-    )
+TOLD: Final = ("place", "tier", "attempts", "crashes", "life", "cancel", "percent", "reason")
+
+
+def outcome(keys: Keys) -> dict[str, list[str]]:
+    """What a verb did to each job, without its instants. What is not stored is 0."""
+    return {job_id: [job.get(name, "0") for name in TOLD] for job_id, job in keys.jobs.items()}
 
 
 class TestFailingScripts:
@@ -341,8 +358,9 @@ class TestFailingScripts:
         writes = [line.decode() for line in client.lrange("written", 0, -1)]
         client.delete("written")
         assert writes, "the scene writes nothing"
-        assert faults(client) == []
-        right = outcome(await lab.everything())
+        keys = Keys(client)
+        assert faults(keys) == []
+        right = outcome(keys)
         wrong: list[str] = []
         for at, write in enumerate(writes, 1):
             restore(client, before)
@@ -354,8 +372,39 @@ class TestFailingScripts:
             broken = [f"afterwards: {fault}" for fault in (*lost(keys), *miscounts(keys))]
             await act()
             client.delete("written")
-            broken += [f"repeated: {fault}" for fault in faults(client)]
-            if outcome(await lab.everything()) != right:
-                broken.append(f"repeated: {outcome(await lab.everything())} and not {right}")
+            keys = Keys(client)
+            broken += [f"repeated: {fault}" for fault in faults(keys)]
+            if outcome(keys) != right:
+                broken.append(f"repeated: {outcome(keys)} and not {right}")
             wrong += [f"{at} {write}: {fault}" for fault in broken]
+        assert not wrong, "\n".join(wrong)
+
+    @pytest.mark.usefixtures("failing_scripts")
+    @pytest.mark.parametrize("name", sorted(SCENES))
+    @scenario
+    async def test_a_key_of_another_type_takes_no_job_with_it(self, lab: Lab, name: str) -> None:
+        """What a verb could not write for the sake of one key, it has written to all the others."""
+        assert isinstance(lab.backend, RedisBackend)
+        client = lab.backend.client
+        act = await SCENES[name](lab)
+        client.delete("written")
+        before = snapshot(client)
+        await act()
+        written = {line.split(b" ", 1)[1] for line in client.lrange("written", 0, -1)}
+        wrong: list[str] = []
+        for key in sorted(key for key in written if not key.startswith(b"fluxmesh:jobs:")):
+            restore(client, before)
+            client.delete(key)
+            if key.startswith(b"fluxmesh:unique:"):
+                client.hset(key, "another", "type")
+            else:
+                client.set(key, "another type")
+            with contextlib.suppress(StorageError):
+                await act()
+            client.delete(key, "written")
+            keys = Keys(client)
+            name_ = key.decode().removeprefix("fluxmesh:")
+            broken = [fault for fault in lost(keys) if name_ not in fault]
+            broken += [fault for fault in miscounts(keys) if name_ not in ("tally", "running", "counters")]
+            wrong += [f"{name_}: {fault}" for fault in broken]
         assert not wrong, "\n".join(wrong)
