@@ -9,10 +9,13 @@ from typing import Final
 
 import pytest
 
-from fluxmesh.errors import StorageError
+from fluxmesh.config import Settings
+from fluxmesh.errors import OutcomeUnknown, StorageError
+from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.redis.scripts import Scripts
 from fluxmesh.testing.contract.lab import Lab, scenario
 from fluxmesh.testing.contract.scenes import SCENES
+from tests.contract.cutting import cutting
 from tests.contract.redis_walk import Keys, faults, lost, miscounts, restore, snapshot
 from tests.contract.test_redis import RedisBackend, backend, redis_server  # noqa: F401
 
@@ -126,3 +129,36 @@ class TestFailingScripts:
             broken += [fault for fault in miscounts(keys) if name_ not in ("tally", "running", "counters")]
             wrong += [f"{name_}: {fault}" for fault in broken]
         assert not wrong, "\n".join(wrong)
+
+
+class TestCutConnections:
+    @pytest.mark.parametrize("name", sorted(SCENES))
+    @scenario
+    async def test_a_verb_cut_off_before_it_was_heard_or_after_it_was_done_is_repeated(
+        self, lab: Lab, name: str
+    ) -> None:
+        assert isinstance(lab.backend, RedisBackend)
+        client, straight = lab.backend.client, lab.storage
+        act = await SCENES[name](lab)
+        before, untouched = snapshot(client), vars(Keys(client))
+        await act()
+        right = outcome(Keys(client))
+        server, _, database = lab.backend.url.rpartition("/")
+        async with cutting(int(server.rpartition(":")[2])) as cut:
+            url = f"redis://127.0.0.1:{cut.port}/{database}"
+            lab.storage = await open_storage(url, Settings(), create=True, clock=lab.clock)
+            try:
+                restore(client, before)
+                cut.armed = "before"
+                with pytest.raises(OutcomeUnknown):
+                    await act()
+                assert vars(Keys(client)) == untouched, "nobody has heard of it"
+                cut.armed = "after"
+                with pytest.raises(OutcomeUnknown):
+                    await act()
+                assert outcome(Keys(client)) == right, "it was done"
+                await act()
+                assert (cut.cuts, outcome(Keys(client)), faults(Keys(client))) == (2, right, [])
+            finally:
+                await lab.storage.close()
+                lab.storage = straight
