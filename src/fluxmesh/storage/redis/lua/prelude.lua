@@ -545,6 +545,12 @@ local function run(verb)
   if good then
     return answer
   end
+  -- A server that refuses the first write (memory full, a replica) has changed nothing, and shall not: a write that
+  -- changes nothing asks whether it does.
+  local refused = redis.pcall('SETRANGE', P, 0, '')
+  if type(refused) == 'table' and refused.err then
+    error(answer, 0)
+  end
   call = redis.pcall
   if under_way then
     pcall(under_way)
