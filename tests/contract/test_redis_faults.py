@@ -10,11 +10,12 @@ from typing import Final
 import pytest
 
 from fluxmesh.config import Settings
-from fluxmesh.errors import OutcomeUnknown, StorageError
+from fluxmesh.errors import OutcomeUnknown, StorageError, StorageUnreachable
 from fluxmesh.storage.registry import open_storage
+from fluxmesh.storage.redis.backend import RedisStorage
 from fluxmesh.storage.redis.scripts import Scripts
 from fluxmesh.testing.contract.lab import Lab, scenario
-from fluxmesh.testing.contract.scenes import SCENES
+from fluxmesh.testing.contract.scenes import SCENES, VERB_OF
 from tests.contract.cutting import cutting
 from tests.contract.redis_walk import Keys, faults, lost, miscounts, restore, snapshot
 from tests.contract.test_redis import RedisBackend, backend, redis_server  # noqa: F401
@@ -162,3 +163,48 @@ class TestCutConnections:
             finally:
                 await lab.storage.close()
                 lab.storage = straight
+
+
+REFUSED_WHEN_MEMORY_IS_FULL: Final = {"enqueue", "replay"}
+
+
+class TestFullMemory:
+    @pytest.mark.parametrize("name", sorted(SCENES))
+    @scenario
+    async def test_only_what_takes_work_in_is_refused(self, lab: Lab, name: str) -> None:
+        answer = await full_memory(lab, name)
+        assert (answer is not None) == (VERB_OF[name] in REFUSED_WHEN_MEMORY_IS_FULL)
+
+    @pytest.mark.parametrize("name", sorted(SCENES))
+    @scenario
+    async def test_of_a_server_that_knows_no_exceptions_too_nothing_is_done_by_half(
+        self, lab: Lab, name: str
+    ) -> None:
+        """Redis 6.2: a script is refused at its first write."""
+        assert isinstance(lab.storage, RedisStorage)
+        lab.storage._connections.knows_flags = False
+        await full_memory(lab, name)
+
+
+async def full_memory(lab: Lab, name: str) -> StorageError | None:
+    """Play it with full memory: it is done, or refused and then nothing of it was done."""
+    assert isinstance(lab.backend, RedisBackend)
+    client, refusal = lab.backend.client, None
+    act = await SCENES[name](lab)
+    before, untouched = snapshot(client), vars(Keys(client))
+    await act()
+    right = outcome(Keys(client))
+    restore(client, before)
+    client.config_set("maxmemory", 1)
+    try:
+        await act()
+        assert outcome(Keys(client)) == right
+    except StorageUnreachable as error:
+        refusal = error
+        assert "memory" in str(error)
+        assert vars(Keys(client)) == untouched
+    finally:
+        client.config_set("maxmemory", 0)
+    await act()
+    assert (outcome(Keys(client)), faults(Keys(client))) == (right, [])
+    return refusal
