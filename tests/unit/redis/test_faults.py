@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-import statistics
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,14 +35,18 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.stop()
 
 
-def play(url: str, scene: Callable[[Storage], Awaitable[None]], *, bound_s: float = BOUND_S) -> None:
+def play(
+    url: str, scene: Callable[..., Awaitable[None]], *, storages: int = 1, bound_s: float = BOUND_S
+) -> None:
+    """Play it on this many storages: as many processes, so to speak."""
+
     async def bounded() -> None:
-        async with asyncio.timeout(bound_s):
-            storage = await open_storage(url, Settings(), create=True, clock=SystemClock())
-            try:
-                await scene(storage)
-            finally:
-                await storage.close()
+        async with asyncio.timeout(bound_s), contextlib.AsyncExitStack() as stack:
+            opened: list[Storage] = []
+            for _ in range(storages):
+                opened.append(await open_storage(url, Settings(), create=True, clock=SystemClock()))
+                stack.push_async_callback(opened[-1].close)
+            await scene(*opened)
 
     asyncio.run(bounded())
 
@@ -76,10 +80,8 @@ class Hand:
 
     async def beat(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(StorageError):
                 await self.puppet.beat()
-            except StorageError:
-                pass
             await asyncio.sleep(self.beat_s)
 
     async def work(self, all_run: Callable[[], bool]) -> None:
@@ -105,12 +107,15 @@ class Hand:
         await self.puppet.exchange(settle=self._ended)
 
 
-async def frozen_under_claims(server: Server, storage: Storage, *, frozen_s: float, beat_s: float) -> None:
+async def frozen_under_claims(
+    server: Server, storages: Sequence[Storage], *, frozen_s: float, beat_s: float
+) -> None:
+    storage = storages[0]
     made = await put(storage, 40)
     runs: Counter[str] = Counter()
     hands = [
-        Hand(await worker(storage, name, lease_s=3 * beat_s, beat_s=beat_s), beat_s, runs)
-        for name in ("w1", "w2", "w3")
+        Hand(await worker(own_one, f"w{n}", lease_s=3 * beat_s, beat_s=beat_s), beat_s, runs)
+        for n, own_one in enumerate(storages)
     ]
     loop = asyncio.get_running_loop()
     server.process.send_signal(signal.SIGSTOP)
@@ -139,14 +144,15 @@ def test_a_server_frozen_under_claims_strands_nothing_and_nothing_runs_twice(
     """Frozen for longer than an answer is waited for, and than a lease."""
     monkeypatch.setattr("fluxmesh.storage.redis.connection.ANSWER_S", 0.3)
     monkeypatch.setattr("fluxmesh.storage.redis.connection.CONNECT_S", 0.3)
-    play(server.url(), lambda storage: frozen_under_claims(server, storage, frozen_s=1.5, beat_s=0.4))
+    play(server.url(), lambda *three: frozen_under_claims(server, three, frozen_s=1.5, beat_s=0.4), storages=3)
 
 
 @pytest.mark.slow
 def test_a_server_frozen_for_twenty_seconds_strands_nothing_and_nothing_runs_twice(server: Server) -> None:
     play(
         server.url(),
-        lambda storage: frozen_under_claims(server, storage, frozen_s=20.0, beat_s=2.0),
+        lambda *three: frozen_under_claims(server, three, frozen_s=20.0, beat_s=2.0),
+        storages=3,
         bound_s=60.0,
     )
 
@@ -198,20 +204,22 @@ def test_the_command_line_says_that_memory_is_full(server: Server, tmp_path: Pat
 
 # -- a crowd -------------------------------------------------------------------------------------------------
 async def parked_crowd(server: Server, storage: Storage, *, crowd: int, dearer: float) -> None:
-    """What a claim costs the server, in microseconds, alone and behind a crowd that has been parked."""
+    """What a claim costs the server, in commands and in microseconds, alone and behind a crowd that was parked."""
     claimer = await worker(storage)
 
-    async def cost() -> float:
-        await put(storage, 300)
-        each: list[float] = []
+    async def cost() -> tuple[int, int]:
+        await put(storage, 200)
+        calls, spent_us = [], []
         with server.client() as client:
-            for _ in range(30):
+            for _ in range(20):
                 client.config_resetstat()
                 given = await claimer.claim(10)
                 assert len(given) == 10
-                each.append(client.info("commandstats")["cmdstat_evalsha"]["usec"])
+                stats = client.info("commandstats")
+                calls.append(sum(of["calls"] for of in stats.values()))
+                spent_us.append(stats["cmdstat_evalsha"]["usec"])
                 await claimer.complete(*given)
-        return statistics.median(each)
+        return min(calls), min(spent_us)  # the least: what else the machine does adds to it
 
     await cost()
     alone = await cost()
@@ -223,18 +231,19 @@ async def parked_crowd(server: Server, storage: Storage, *, crowd: int, dearer: 
     stats = {queue.queue: queue for queue in await storage.queue_stats()}
     assert stats["default"].parked == crowd
     behind = await cost()
-    print(f"claim of 10: {alone:.0f} us alone, {behind:.0f} us behind {crowd:,} parked jobs")
-    assert behind < dearer * alone
+    print(f"claim of 10, (commands, us): {alone} alone, {behind} behind {crowd:,} parked jobs")
+    assert behind[0] <= alone[0] + 2
+    assert behind[1] < dearer * alone[1]
 
 
 def test_twenty_thousand_parked_jobs_do_not_slow_a_claim(server: Server) -> None:
-    play(server.url(), lambda storage: parked_crowd(server, storage, crowd=20_000, dearer=2.0))
+    play(server.url(), lambda storage: parked_crowd(server, storage, crowd=20_000, dearer=3.0))
 
 
 @pytest.mark.slow
 def test_a_million_parked_jobs_do_not_slow_a_claim(server: Server) -> None:
     play(
         server.url(),
-        lambda storage: parked_crowd(server, storage, crowd=1_000_000, dearer=2.0),
+        lambda storage: parked_crowd(server, storage, crowd=1_000_000, dearer=3.0),
         bound_s=600.0,
     )
