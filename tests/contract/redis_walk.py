@@ -1,4 +1,4 @@
-"""A walk over every key of a namespace: what is wrong with it, in words. It shares no code with the scripts."""
+"""A walk over every key of a namespace: what is wrong with it, in words. No code of the scripts is used."""
 
 from __future__ import annotations
 
@@ -173,7 +173,9 @@ def dangling(keys: Keys) -> list[str]:
         *_expect("groups", keys.zsets.get("groups", {}), dict(fingerprints)),
         *_expect("lanes", {n: m for n, m in keys.sets.items() if n.startswith("lanes_of:")}, dict(lanes)),
         *_expect("expires", keys.zsets.get("expires", {}), expires),
-        *_expect("held", set(keys.zsets.get("held", {})), {i for i, job in jobs.items() if job["place"] == "3"}),
+        *_expect(
+            "held", set(keys.zsets.get("held", {})), {i for i, job in jobs.items() if job["place"] == "3"}
+        ),
         *_expect("owners without a name", owners - keys.hashes.get("owners", {}).keys(), set()),
         *_expect(
             "lists",

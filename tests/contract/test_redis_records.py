@@ -20,8 +20,8 @@ FIELDS = (
     "place", "seq", "rid", "queue", "tier", "task", "token", "life", "attempts", "snoozes", "interruptions",
     "crashes", "created_us", "payload", "options", "due_us", "expires_us", "idempotency_key", "unique_key",
     "concurrency_key", "concurrency_limit", "tags", "lane", "pos", "worker_id", "request", "started_us",
-    "waiting_for", "hops", "missed", "cancel", "percent", "message", "on_death", "history", "ended_us", "result",
-    "error", "reason", "fingerprint",
+    "waiting_for", "hops", "missed", "cancel", "percent", "message", "on_death", "history", "ended_us",
+    "result", "error", "reason", "fingerprint",
 )  # fmt: skip
 # Bytes that are no text and no number; numbers that Lua takes for such and that are none here; one too many.
 JUNK = (b"\xff\x00\xc1", b"nan", b"inf", b"-1", b"1.5", b"9" * 400)
@@ -53,17 +53,17 @@ Body = Callable[[Any, Lab, Sequence[str]], Awaitable[None]]
 
 
 def with_spoils(body: Body) -> Callable[[Any, RedisBackend], None]:
-    """Play it among all kinds of bad records at once; if that fails, among each alone, to name the culprits."""
+    """Play it among all kinds of bad records at once; if that fails, among each alone: who is it?"""
 
-    def plays(case: object, backend: RedisBackend, hows: Sequence[str]) -> Exception | None:
-        backend.client.flushdb()
+    def plays(case: object, redis: RedisBackend, hows: Sequence[str]) -> Exception | None:
+        redis.client.flushdb()
         try:
-            scenario(body)(case, backend, hows)
+            scenario(body)(case, redis, hows)
         except Exception as error:
             return error
         return None
 
-    def test(self: object, backend: RedisBackend) -> None:
+    def test(self: object, backend: RedisBackend) -> None:  # noqa: F811
         failed = plays(self, backend, SPOILS)
         if failed is not None:
             alone = {how: error for how in SPOILS if (error := plays(self, backend, [how])) is not None}
@@ -253,7 +253,9 @@ class TestKeys:
 
 
 TOO_LITTLE = [
-    how for how in SPOILS if how.split(" ")[-1] in ("token", "life", "attempts") and not how.startswith("b'-1")
+    how
+    for how in SPOILS
+    if how.split(" ")[-1] in ("token", "life", "attempts") and not how.startswith("b'-1")
 ]
 
 

@@ -18,9 +18,9 @@ from fluxmesh.errors import OutcomeUnknown, StorageError, StorageUnreachable
 from fluxmesh.job import Status
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
-from fluxmesh.storage.values import ClaimedJob, Registration, Reap, Settle, Settled, TaskSpec, Verdict
-from fluxmesh.testing.contract.lab import COMPLETED, CRASHED, Puppet, new_job, own, retention
+from fluxmesh.storage.values import Reap, Registration, Settle, Settled, TaskSpec, Verdict
 from fluxmesh.submission import prepare
+from fluxmesh.testing.contract.lab import COMPLETED, CRASHED, Puppet, own, retention
 from tests.cli.harness import run as run_command
 from tests.redis_server import Server
 
@@ -144,7 +144,9 @@ def test_a_server_frozen_under_claims_strands_nothing_and_nothing_runs_twice(
     """Frozen for longer than an answer is waited for, and than a lease."""
     monkeypatch.setattr("fluxmesh.storage.redis.connection.ANSWER_S", 0.3)
     monkeypatch.setattr("fluxmesh.storage.redis.connection.CONNECT_S", 0.3)
-    play(server.url(), lambda *three: frozen_under_claims(server, three, frozen_s=1.5, beat_s=0.4), storages=3)
+    play(
+        server.url(), lambda *three: frozen_under_claims(server, three, frozen_s=1.5, beat_s=0.4), storages=3
+    )
 
 
 @pytest.mark.slow
@@ -204,7 +206,7 @@ def test_the_command_line_says_that_memory_is_full(server: Server, tmp_path: Pat
 
 # -- a crowd -------------------------------------------------------------------------------------------------
 async def parked_crowd(server: Server, storage: Storage, *, crowd: int, dearer: float) -> None:
-    """What a claim costs the server, in commands and in microseconds, alone and behind a crowd that was parked."""
+    """What a claim costs the server, in commands and microseconds, alone and behind a parked crowd."""
     claimer = await worker(storage)
 
     async def cost() -> tuple[int, int]:

@@ -22,8 +22,8 @@ from fluxmesh.storage.redis.keys import key, lua_keys
 
 _FOLDER: Final = Path(__file__).with_name("lua")
 _USES: Final = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
-# When memory is full these are refused. All else must get through: ends, hand-backs and pruning free memory, and
-# whoever does them has to register, lead, and be found dead.
+# When memory is full these are refused. All else must get through: ends, hand-backs and pruning free memory,
+# and whoever does them has to register, lead, and be found dead.
 _TAKES_WORK_IN: Final = frozenset({"enqueue", "replay"})
 _encode = msgspec.msgpack.Encoder().encode
 

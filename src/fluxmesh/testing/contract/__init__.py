@@ -28,7 +28,9 @@ _FAMILIES = (
     "reads", "push", "faults", "repetition", "machine",
 )  # fmt: skip
 # Before the modules are imported: their bare asserts shall explain themselves in the binder's run.
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model", "scenes", "stage")))
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model", "scenes", "stage"))
+)
 
 from fluxmesh.testing.contract.enqueue import (  # noqa: E402
     TestEnqueue,

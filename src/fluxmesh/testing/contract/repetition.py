@@ -13,18 +13,18 @@ from fluxmesh.testing.contract.lab import Lab, scenario
 from fluxmesh.testing.contract.scenes import SCENES, VERB_OF
 from fluxmesh.testing.contract.walk import walked_counts
 
-# What each verb of the port does to jobs, workers, queues: something, so that it must bear to be repeated; or nothing.
+# The verbs of the port: those that change something, and so must bear to be repeated, and the others.
 CHANGE: Final = frozenset(
     {
-        "enqueue", "register", "exchange", "release", "transfer", "take_held", "progress", "beat", "declare_dead",
-        "orphans", "reap", "command", "lead", "promote", "prune", "cancel", "replay", "discard", "reprioritise",
-        "pause", "resume",
+        "enqueue", "register", "exchange", "release", "transfer", "take_held", "progress", "beat",
+        "declare_dead", "orphans", "reap", "command", "lead", "promote", "prune", "cancel", "replay",
+        "discard", "reprioritise", "pause", "resume",
     }
 )  # fmt: skip
 CHANGE_NOTHING: Final = frozenset(
     {
-        "wait_for", "wait_for_work", "get", "history", "find", "counts", "queue_stats", "dlq_groups", "fleet", "info",
-        "publish", "subscribe", "close",
+        "wait_for", "wait_for_work", "get", "history", "find", "counts", "queue_stats", "dlq_groups", "fleet",
+        "info", "publish", "subscribe", "close",
     }
 )  # fmt: skip
 

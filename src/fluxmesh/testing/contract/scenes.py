@@ -1,10 +1,10 @@
-"""One scene or more for each verb that changes something: what there is before it, and the very call, to be made
-again and again. The fault points of every backend are tried on them."""
+"""One scene or more for each verb that changes something: what there is before it, and the very call, to be
+made again and again. The fault points of every backend are tried on them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from fluxmesh.storage.values import (
     HELD_TAKEABLE_AFTER_S,
@@ -46,7 +46,7 @@ def scene(verb: str) -> Callable[[Build], Build]:
     return known
 
 
-FULL: Final[dict[str, object]] = {
+FULL: Final[dict[str, Any]] = {
     "tags": ["x", "y"],
     "expires_in": 500,
     "concurrency_key": "k",
@@ -54,12 +54,12 @@ FULL: Final[dict[str, object]] = {
 }
 
 
-def full(n: int, **fields: object) -> NewJob:
+def full(n: int, **fields: Any) -> NewJob:
     """A job on which everything hangs that can."""
     return new_job("work", n, unique_key=f"u{n}", idempotency_key=f"i{n}", **FULL | fields)
 
 
-async def put_full(lab: Lab, count: int, **fields: object) -> list[str]:
+async def put_full(lab: Lab, count: int, **fields: Any) -> list[str]:
     answers = await lab.enqueue(*(full(n, **fields) for n in range(count)))
     return [answer.id for answer in answers]
 
@@ -76,7 +76,9 @@ async def register(lab: Lab) -> Act:
     return lambda: lab.storage.register(registration)
 
 
-def claiming(lab: Lab, worker: Puppet, *, slots: int = 0, extra: int = 0, settle: Sequence[Settle] = ()) -> Act:
+def claiming(
+    lab: Lab, worker: Puppet, *, slots: int = 0, extra: int = 0, settle: Sequence[Settle] = ()
+) -> Act:
     """A repeated request is given what the first was given; what it did not come to, the next one is."""
     first = worker.request(settle=settle, slots=slots, extra=extra)
 
@@ -95,7 +97,9 @@ async def claim(lab: Lab) -> Act:
     await lab.put("alien")
     await lab.put("work", expires_in=1)
     await lab.put_many(2, delay=1)
-    worker = await lab.worker(tasks=[TaskSpec("work", rate_limit="100/s"), "free"], queues=("default", "other"))
+    worker = await lab.worker(
+        tasks=[TaskSpec("work", rate_limit="100/s"), "free"], queues=("default", "other")
+    )
     await lab.put("free", queue="other")
     lab.clock.advance(2)
     return claiming(lab, worker, slots=6)
