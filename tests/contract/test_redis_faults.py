@@ -1,7 +1,7 @@
 """Redis: scripts that fail in the middle, requests and answers that are lost, memory that is full.
 
-No job is lost or done by half, and the verb can be repeated. A script is not rolled back: what one has begun it
-carries through.
+No job is lost or done by half, and the verb can be repeated. A script is not rolled back: what one has
+begun it carries through.
 """
 
 from __future__ import annotations
