@@ -36,11 +36,14 @@ async def claim_all(storage: Storage, name: str) -> object:
             return {"given": given, "stale": stale}
 
 
-async def enqueue_one(storage: Storage, keys: str) -> object:
-    """One job under the keys given as JSON; the verdict, and the id of the job that stands."""
+async def enqueue_each(storage: Storage, keys: str) -> object:
+    """One job under each of the keys given as JSON; the verdicts, and the ids of the jobs that stand."""
     _start()
-    (put,) = await storage.enqueue([new_job("work", 1, **json.loads(keys))], queue_cap=1_000)
-    return {"verdict": put.verdict, "id": put.id}
+    answers: list[tuple[str, str]] = []
+    for field, value in json.loads(keys).items():
+        (put,) = await storage.enqueue([new_job("work", 1, **{field: value})], queue_cap=1_000)
+        answers.append((put.verdict, put.id))
+    return answers
 
 
 def _start() -> None:
@@ -52,7 +55,7 @@ async def main() -> None:
     what, url, argument = sys.argv[1:]
     storage = await open_storage(url, Settings(), create=False)
     try:
-        act = {"claim_all": claim_all, "enqueue_one": enqueue_one}[what]
+        act = {"claim_all": claim_all, "enqueue_each": enqueue_each}[what]
         print(json.dumps(await act(storage, argument)), flush=True)
     finally:
         await storage.close()

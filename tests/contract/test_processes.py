@@ -90,13 +90,14 @@ def test_eight_processes_that_claim_at_once_never_share_a_job(url: str) -> None:
     assert with_storage(url, states) == ({Status.COMPLETED: JOBS}, 0)
 
 
-@pytest.mark.parametrize("key", ["unique_key", "idempotency_key"])
-def test_eight_processes_that_enqueue_one_key_at_once_make_one_job(url: str, key: str) -> None:
+def test_eight_processes_that_enqueue_one_key_at_once_make_one_job(url: str) -> None:
     async def total(storage: Storage) -> int:
         return (await storage.counts()).total
 
     assert with_storage(url, total) == 0
-    answers = all_at_once("enqueue_one", url, [json.dumps({key: "order-881"})] * PROCESSES)
-    assert sorted(answer["verdict"] for answer in answers) == ["created"] + ["existing"] * (PROCESSES - 1)
-    assert len({answer["id"] for answer in answers}) == 1
-    assert with_storage(url, total) == 1
+    keys = {"unique_key": "order-881", "idempotency_key": "order-882"}
+    answers = all_at_once("enqueue_each", url, [json.dumps(keys)] * PROCESSES)
+    for of_key in zip(*answers, strict=True):
+        assert sorted(verdict for verdict, _ in of_key) == ["created"] + ["existing"] * (PROCESSES - 1)
+        assert len({job_id for _, job_id in of_key}) == 1
+    assert with_storage(url, total) == len(keys)

@@ -17,6 +17,8 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.testing.contract import *  # noqa: F403
 from fluxmesh.testing.contract import Backend, CorruptField
+from fluxmesh.testing.contract.machine import TestRandomVerbs as AllRandomVerbs
+from fluxmesh.testing.contract.machine import play
 from tests.redis_server import Server
 
 DATABASES: Final = 16
@@ -58,6 +60,13 @@ class RedisBackend(Backend):
     def forget_worker(self, worker: WorkerRef, namespace: str = "fluxmesh") -> None:
         assert self.client.delete(f"{namespace}:worker:{worker.epoch}") == 1
         self.client.hdel(f"{namespace}:workers", str(worker.epoch))
+
+
+class TestRandomVerbs(AllRandomVerbs):
+    """The first of them; all, and many more, are slow."""
+
+    def test_random_verbs_agree_with_a_brute_force_walk_and_a_simple_model(self, backend: Backend) -> None:
+        play(backend, examples=60, steps=60)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.testing.contract import *  # noqa: F403
 from fluxmesh.testing.contract import Backend, CorruptField
+from fluxmesh.testing.contract.machine import TestRandomVerbs as AllRandomVerbs
+from fluxmesh.testing.contract.machine import play
 
 
 class SqliteBackend(Backend):
@@ -55,6 +57,13 @@ class SqliteBackend(Backend):
 
     def forget_worker(self, worker: WorkerRef, namespace: str = "fluxmesh") -> None:
         self._do(f'delete from "{namespace}:worker" where epoch = ?', worker.epoch)
+
+
+class TestRandomVerbs(AllRandomVerbs):
+    """The first of them; all, and many more, are slow."""
+
+    def test_random_verbs_agree_with_a_brute_force_walk_and_a_simple_model(self, backend: Backend) -> None:
+        play(backend, examples=80, steps=60)
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def script_text(verb: str, *, has_msgpack: bool = True) -> str:
     found = _USES.search(body)
     names = ["prelude", *(found[1].replace(" ", "").split(",") if found else [])]
     libraries = written_out("\n".join(map(_file, names)))
-    body = written_out(body)
+    body = f"return run(function()\n{written_out(body)}\nend)\n"
     own = (
         "" if has_msgpack else f"local cmsgpack = (function()\n{_file('cmsgpack')}\nreturn cmsgpack\nend)()\n"
     )

@@ -17,10 +17,9 @@ from fluxmesh.storage.redis.assembly import script_text
 from fluxmesh.storage.redis.connection import Connections
 from fluxmesh.storage.redis.keys import key
 
-# Ends and hand-backs must get through when memory is full: they free it.
-_ALLOW_OOM: Final = frozenset(
-    {"exchange", "release", "reap", "beat", "orphans", "tend", "cancel", "discard", "prune"}
-)
+# When memory is full these are refused. All else must get through: ends, hand-backs and pruning free memory,
+# and whoever does them has to register, lead, and be found dead.
+_TAKES_WORK_IN: Final = frozenset({"enqueue", "replay"})
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -52,7 +51,7 @@ class Scripts:
         known = self._texts.get(verb)
         if known is None:
             text = script_text(verb, has_msgpack=self.connections.has_msgpack)
-            if verb in _ALLOW_OOM and self.connections.knows_flags:
+            if verb not in _TAKES_WORK_IN and self.connections.knows_flags:
                 text = "#!lua flags=allow-oom\n" + text
             digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
             known = self._texts[verb] = (text, digest)

@@ -25,10 +25,12 @@ import pytest
 
 _FAMILIES = (
     "enqueue", "exchange", "settle", "limits", "ownership", "liveness", "reaping", "operators", "retention",
-    "reads", "push", "faults", "machine",
+    "reads", "push", "faults", "repetition", "machine",
 )  # fmt: skip
 # Before the modules are imported: their bare asserts shall explain themselves in the binder's run.
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model", "stage")))
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model", "scenes", "stage"))
+)
 
 from fluxmesh.testing.contract.enqueue import (  # noqa: E402
     TestEnqueue,
@@ -87,6 +89,7 @@ from fluxmesh.testing.contract.reads import (  # noqa: E402
     TestInfo,
 )
 from fluxmesh.testing.contract.reaping import TestArming, TestReaping, TestTending  # noqa: E402
+from fluxmesh.testing.contract.repetition import TestRepetition  # noqa: E402
 from fluxmesh.testing.contract.retention import TestRetention  # noqa: E402
 from fluxmesh.testing.contract.settle import TestRequests, TestSettle  # noqa: E402
 
@@ -128,6 +131,7 @@ __all__ = [
     "TestRateLimit",
     "TestReaping",
     "TestRelease",
+    "TestRepetition",
     "TestReplay",
     "TestReprioritise",
     "TestRequests",

@@ -36,7 +36,7 @@ local function compare(id, since_us)
   if v.err then
     return -- spoilt by another hand
   end
-  local token, missed = tonumber(v[1] or nil), tonumber(v[3] or 0) or 0
+  local token, missed = whole(v[1]), whole(v[3]) or 0
   stored[id] = token
   if told[id] == token then
     if v[2] then

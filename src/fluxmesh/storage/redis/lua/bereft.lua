@@ -13,7 +13,7 @@ local function list_orphans(limit, armed)
       local v = redis.pcall('HMGET', K.job(id), 'token', 'place', 'on_death', 'task', 'options', 'attempts', 'crashes',
         'snoozes', 'interruptions')
       local function number(i)
-        return tonumber(v[i] or nil) and v[i] or 0
+        return whole(v[i]) or 0
       end
       if not v.err and v[2] then
         found[#found + 1] = {id, number(1), dead.worker_id, dead.epoch, dead.ground, dead.how, v[2] == '4' and 1 or 0,

@@ -20,7 +20,8 @@ end
 local function new_claim(me, request)
   open_freed()
   local c = {me = me, request = int(request), more = false, left_behind = false, budget = PARK_CAP, shut = {},
-    paused = {}, limits = {}, limited = false, lanes = {}, takes = {}, gone = {}, order = {}}
+    paused = {}, limits = {}, limited = false, lanes = {}, takes = {}, holds = {}, unexpiring = {},
+    gone = {}, order = {}}
   if call('EXISTS', K.paused(), K.limits(), K.lanes()) == 0 then
     return c
   end
@@ -80,15 +81,17 @@ local function park(c, found, lane, reason)
     c.shut[lane] = true -- all behind it wait for the same
     return
   end
-  if found.place == 2 then
-    unpark(found.lane, found.id)
-  else
-    call('ZREM', found.key, found.id)
-  end
-  park_into(lane, found.id, found.seq)
-  call('HSET', K.job(found.id), 'place', 2, 'lane', lane, 'waiting_for', reason)
   count(found.queue, found.tier, found.place, -1)
   count(found.queue, found.tier, 2, 1)
+  through(function()
+    park_into(lane, found.id, found.seq)
+    call('HSET', K.job(found.id), 'place', 2, 'lane', lane, 'waiting_for', reason)
+    if found.place == 2 then
+      unpark(found.lane, found.id)
+    else
+      call('ZREM', found.key, found.id)
+    end
+  end)
 end
 
 local function is_limited(c, task, key)
@@ -99,7 +102,7 @@ end
 -- crashes, snoozes, interruptions, life, expires_us, concurrency_key, concurrency_limit, hops.
 local function read_claimable(name)
   local v = redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more')
-  if v[6] then
+  if not v.err and v[6] then
     v.more = call('HMGET', name, 'attempts', 'crashes', 'snoozes', 'interruptions', 'life', 'expires_us',
       'concurrency_key', 'concurrency_limit', 'hops')
   end
@@ -107,11 +110,11 @@ local function read_claimable(name)
 end
 
 local function is_sound(v)
-  if not (v[3] and v[4]) or (v[2] and not tonumber(v[2])) then
+  if not (v[3] and v[4]) or (v[2] and not whole(v[2])) then
     return false
   end
   for i = 1, v.more and 5 or 0 do
-    if v.more[i] and not tonumber(v.more[i]) then
+    if v.more[i] and not whole(v.more[i]) then
       return false
     end
   end
@@ -123,7 +126,7 @@ end
 local function bury(c, found, v)
   spend(c)
   call('ZREM', found.key, found.id)
-  local elsewhere = not v.err and tonumber(v[1] or nil)
+  local elsewhere = not v.err and whole(v[1])
   if v.err or call('EXISTS', K.job(found.id)) == 0 or (STATUS[elsewhere] and elsewhere ~= found.place) then
     if not elsewhere then
       count(found.queue, found.tier, found.place, -1)
@@ -145,8 +148,8 @@ local function may_run(c, found)
     return false
   end
   local task, key = v[3], v.more and v.more[7]
-  local expires_us = v.more and v.more[6]
-  if expires_us and tonumber(expires_us) <= now then
+  local expires_us = v.more and whole(v.more[6])
+  if expires_us and expires_us <= now then
     spend(c)
     local r = row(found.id)
     to_end(r, 8, {token = r.token})
@@ -157,7 +160,7 @@ local function may_run(c, found)
     park(c, found, 't:' .. found.tier .. ':' .. found.queue .. ':' .. task, reason)
     return false
   end
-  if key and running_of('k:' .. key) >= tonumber(v.more[8] or 1) then
+  if key and running_of('k:' .. key) >= (whole(v.more[8]) or 1) then
     local lane = 'k:' .. found.tier .. ':' .. found.queue .. ':' .. key
     call('SREM', K.lanes(), lane)
     park(c, found, lane, KEY)
@@ -318,20 +321,18 @@ local function take(c, found, running)
   local token = v[2] and token_after(tonumber(v[2])) or now
   token = token == now and NOW or int(token)
   if running then
+    spend_permit(c, found.task)
     call('HSET', found.name, 'place', '4', 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'request',
       c.request, 'started_us', NOW)
     runs(found.task, found.concurrency_key, 1)
     if v.more and v.more[6] then
-      call('ZREM', K.expires(), found.id)
+      c.unexpiring[#c.unexpiring + 1] = found.id
     end
-    spend_permit(c, found.task)
   else
     call('HSET', found.name, 'place', '3', 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'request',
       c.request)
-    call('ZADD', K.held(), NOW, found.id)
-  end
-  if found.place == 2 or (v.more and v.more[9]) then
-    call('HDEL', found.name, 'waiting_for', 'hops')
+    c.holds[#c.holds + 1] = NOW
+    c.holds[#c.holds + 1] = found.id
   end
   c.takes[#c.takes + 1] = NOW
   c.takes[#c.takes + 1] = found.id
@@ -344,6 +345,9 @@ local function take(c, found, running)
   gone.ids[#gone.ids + 1] = found.id
   count(found.queue, found.tier, found.place, -1)
   count(found.queue, found.tier, running and 4 or 3, 1)
+  if found.place == 2 or (v.more and v.more[9]) then
+    call('HDEL', found.name, 'waiting_for', 'hops')
+  end
   return claimed(found.id, token, found.queue, found.tier, v)
 end
 
@@ -354,6 +358,12 @@ local function write_takes(c)
   end
   call('ZADD', K.in_flight(c.me.worker_id, c.me.epoch), unpack(c.takes))
   call('HSET', K.owners(), c.me.epoch, c.me.worker_id)
+  if #c.holds > 0 then
+    call('ZADD', K.held(), unpack(c.holds))
+  end
+  if #c.unexpiring > 0 then
+    call('ZREM', K.expires(), unpack(c.unexpiring))
+  end
   for _, name in ipairs(c.order) do
     local gone = c.gone[name]
     if gone.lane then
@@ -368,6 +378,7 @@ end
 local function claim_jobs(c, slots, extra, reserve)
   local running, held, last_held = {}, {}, nil
   local left, passed_over, lacking = slots, 0, 0
+  owe(function() write_takes(c) end)
   for _, n in ipairs(reserve) do
     lacking = lacking + n
   end
@@ -414,8 +425,8 @@ local function takeable(me)
   local ids = call('ZRANGE', K.held(), 0, 1999, 'WITHSCORES')
   for i = 1, #ids, 2 do
     local v = redis.pcall('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops')
-    local owner = not v.err and tonumber(v[1] or nil) and v[1] ~= me.epoch and tonumber(v[3] or nil) and worker(v[1])
-    if owner and owner.donates and tonumber(v[5] or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
+    local owner = not v.err and whole(v[1]) and v[1] ~= me.epoch and whole(v[3]) and worker(v[1])
+    if owner and owner.donates and (whole(v[5]) or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
       found[#found + 1] = {id = ids[i], at = tonumber(ids[i + 1]), tier = tonumber(v[3]), order = i}
     end
   end
@@ -440,21 +451,25 @@ end
 -- A held job changes its owner, and counts one more hop.
 local function hop(me, r, running)
   local token, to = token_after(r.token), running and 4 or 3
-  call('ZREM', K.in_flight(r.worker_id or '', r.lane), r.id)
-  call('ZADD', K.in_flight(me.worker_id, me.epoch), now, r.id)
-  call('HSET', K.owners(), me.epoch, me.worker_id)
-  call('HSET', K.job(r.id), 'place', to, 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'hops',
-    (r.hops or 0) + 1, 'more', 1)
-  call('HDEL', K.job(r.id), 'missed', 'request')
-  if running then
-    call('HSET', K.job(r.id), 'started_us', now)
-    call('ZREM', K.held(), r.id)
-    call('ZREM', K.expires(), r.id)
-    runs(r.task, r.concurrency_key, 1)
-  else
-    call('ZADD', K.held(), now, r.id)
-  end
   count(r.queue, r.tier, 3, -1)
   count(r.queue, r.tier, to, 1)
+  if running then
+    runs(r.task, r.concurrency_key, 1)
+  end
+  through(function()
+    call('HSET', K.owners(), me.epoch, me.worker_id)
+    call('ZADD', K.in_flight(me.worker_id, me.epoch), now, r.id)
+    call('HSET', K.job(r.id), 'place', to, 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'hops',
+      (r.hops or 0) + 1, 'more', 1)
+    call('HDEL', K.job(r.id), 'missed', 'request')
+    call('ZREM', K.in_flight(r.worker_id or '', r.lane), r.id)
+    if running then
+      call('HSET', K.job(r.id), 'started_us', now)
+      call('ZREM', K.held(), r.id)
+      call('ZREM', K.expires(), r.id)
+    else
+      call('ZADD', K.held(), now, r.id)
+    end
+  end)
   return claimed(r.id, int(token), r.queue, r.tier, read_claimable(K.job(r.id)))
 end

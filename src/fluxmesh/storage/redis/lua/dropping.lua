@@ -11,16 +11,20 @@ local function tags_of(id)
 end
 
 local function drop_job(r)
-  leave(r)
-  call('ZREM', K.all(), r.id)
-  call('ZREM', K.by_queue(r.queue), r.id)
-  call('ZREM', K.by_task(r.task), r.id)
-  for _, tag in ipairs(tags_of(r.id)) do
-    if type(tag) == 'string' then
-      call('ZREM', K.by_tag(tag), r.id)
+  local tags = tags_of(r.id)
+  note(r, r.place, -1)
+  through(function()
+    call('ZREM', K.all(), r.id)
+    call('ZREM', K.by_queue(r.queue), r.id)
+    call('ZREM', K.by_task(r.task), r.id)
+    for _, tag in ipairs(tags) do
+      if type(tag) == 'string' then
+        call('ZREM', K.by_tag(tag), r.id)
+      end
     end
-  end
-  call('DEL', K.job(r.id))
+    call('DEL', K.job(r.id))
+    leave(r)
+  end)
 end
 
 -- The key of that job, and not of the key's next job.

@@ -9,17 +9,27 @@ local function promote_due(limit)
     local ids = n < limit and call('ZRANGEBYSCORE', K.delayed(tier), '-inf', now, 'LIMIT', 0, limit - n) or {}
     if #ids > 0 then
       local seq = next_seq(#ids)
+      local gone = {}
+      local function leave_delayed()
+        if #gone > 0 then
+          call('ZREM', K.delayed(tier), unpack(gone))
+        end
+      end
+      owe(leave_delayed)
       for i, id in ipairs(ids) do
-        local v = redis.pcall('HMGET', K.job(id), 'queue', 'task')
-        if not v.err and v[1] then
-          call('HSET', K.job(id), 'place', 1, 'seq', seq + i - 1)
-          call('ZADD', K.ready(v[1], tier), seq + i - 1, id)
+        local v = redis.pcall('HMGET', K.job(id), 'queue', 'task', 'place')
+        gone[i] = id
+        if not v.err and v[1] and v[3] == '0' then
           count(v[1], tier, 0, -1)
           count(v[1], tier, 1, 1)
           ready(v[1], tier, v[2] or '')
+          through(function()
+            call('ZADD', K.ready(v[1], tier), seq + i - 1, id)
+            call('HSET', K.job(id), 'place', 1, 'seq', seq + i - 1)
+          end)
         end
       end
-      call('ZREM', K.delayed(tier), unpack(ids))
+      leave_delayed()
       n = n + #ids
     end
   end

@@ -38,8 +38,8 @@ local function home(job)
 end
 
 local function status_of(id)
-  local place = call('HGET', K.job(id), 'place')
-  return place and STATUS[tonumber(place)]
+  local place = redis.pcall('HGET', K.job(id), 'place')
+  return type(place) == 'string' and STATUS[whole(place)]
 end
 
 local function known_key(job)
@@ -121,21 +121,14 @@ local function extras(job, due_us)
   return found
 end
 
-local function hang_on(job, queue, seq)
-  local id = job[1]
-  if job[9] then
-    add(list(K.expires()), now + job[9], id)
-  end
-  for _, tag in ipairs(job[15] or {}) do
-    add(list(K.by_tag(tag)), seq, id)
-  end
+local function write_keys(job, queue)
   if job[10] then
     call('DEL', K.idempotency(job[10]))
     call('ZREM', K.forget(), job[10])
-    call('HSET', K.idempotency(job[10]), 'payload_hash', job[11], 'job_id', id)
+    call('HSET', K.idempotency(job[10]), 'payload_hash', job[11], 'job_id', job[1])
   end
   if job[12] then
-    call('SET', K.unique(queue, job[12]), id)
+    call('SET', K.unique(queue, job[12]), job[1])
   end
 end
 
@@ -161,7 +154,12 @@ local function store(job, home_room, queue, tier, number)
   end
   call('HSET', K.job(id), 'place', later and '0' or '1', 'task', task, 'payload', job[5], 'queue', queue, 'tier',
     TIER[tier], 'seq', seq, 'created_us', NOW, unpack(extras(job, due_us)))
-  hang_on(job, queue, seq)
+  if job[9] then
+    add(list(K.expires()), now + job[9], id)
+  end
+  for _, tag in ipairs(job[15] or {}) do
+    add(list(K.by_tag(tag)), seq, id)
+  end
   add(all, seq, id)
   add(home_room.listed, seq, id)
   add(tasked, seq, id)
@@ -173,10 +171,22 @@ local function store(job, home_room, queue, tier, number)
   else
     place_ready(home_room, queue, tier, task, seq, id)
   end
+  if job[10] or job[12] then
+    through(function() write_keys(job, queue) end)
+  end
+end
+
+local function write_adds()
+  for name, members in pairs(adds) do
+    if members.n > 0 then
+      call('ZADD', name, unpack(members, 1, members.n))
+    end
+  end
 end
 
 local answers = {}
 local seq = next_seq(#A[3])
+owe(write_adds)
 for i, job in ipairs(A[3]) do
   local queue, tier = home(job)
   local found = known(job, queue)
@@ -191,9 +201,5 @@ for i, job in ipairs(A[3]) do
     answers[i] = 1
   end
 end
-for name, members in pairs(adds) do
-  if members.n > 0 then
-    call('ZADD', name, unpack(members, 1, members.n))
-  end
-end
+write_adds()
 return finish(answers)

@@ -6,21 +6,16 @@
 -- from now.
 local worker_id, epoch, request = A[2], int(A[3]), A[4]
 local in_flight = K.in_flight(worker_id, epoch)
-local owned_no_more, ended = {}, {}
+local owned_no_more, ended, uniques = {}, {}, {}
 local PLAIN = {life = 1, attempts = 0}
 S.asking = epoch
 
--- What a plain job has nothing of.
-local function finish_more(name, id, queue)
+-- What a plain job has nothing of; nil: spoilt by another hand, the slow way knows what to do.
+local function read_more(name, id, queue)
   local m = call('HMGET', name, 'life', 'attempts', 'history', 'concurrency_key', 'unique_key')
-  local r = {id = id, life = tonumber(m[1] or 1), attempts = tonumber(m[2] or 0), history = m[3], queue = queue,
+  local r = {id = id, life = whole(m[1] or '1'), attempts = whole(m[2] or '0'), history = m[3], queue = queue,
     concurrency_key = m[4] or nil, unique_key = m[5] or nil}
-  if not r.life or not r.attempts then
-    return nil -- spoilt by another hand: the slow way knows what to do
-  end
-  call('HDEL', name, 'error', 'on_death', 'missed')
-  turn_unique(r, 5)
-  return r
+  return r.life and r.attempts and r
 end
 
 -- A normal return, by far the most common end, touches as little as it can.
@@ -28,22 +23,25 @@ local function complete(item)
   local id, result = item[1], item[3]
   local name = K.job(id)
   local v = redis.pcall('HMGET', name, 'place', 'token', 'lane', 'task', 'queue', 'tier', 'started_us', 'more')
-  if v.err or v[1] ~= '4' or v[2] ~= item[2] or v[3] ~= epoch or not (v[4] and v[5] and tonumber(v[6] or nil)) then
+  if v.err or v[1] ~= '4' or v[2] ~= item[2] or v[3] ~= epoch or not (v[4] and v[5] and whole(v[6])) then
     return false
   end
   local r = PLAIN
   if v[8] then
-    r = finish_more(name, id, v[5])
+    r = read_more(name, id, v[5])
     if not r then
       return false
     end
   end
-  r.started_us, r.worker_id = v[7] and tonumber(v[7]), worker_id
+  r.started_us, r.worker_id = whole(v[7]), worker_id
   local attempts, history = r == PLAIN and '1' or r.attempts + 1, append_history(r, 'completed', nil)
   if result then
     call('HSET', name, 'place', '5', 'attempts', attempts, 'ended_us', NOW, 'history', history, 'result', result)
   else
     call('HSET', name, 'place', '5', 'attempts', attempts, 'ended_us', NOW, 'history', history)
+  end
+  if r.unique_key then
+    uniques[#uniques + 1] = r
   end
   owned_no_more[#owned_no_more + 1] = id
   ended[#ended + 1] = NOW
@@ -52,6 +50,9 @@ local function complete(item)
   count(v[5], v[6], 5, 1)
   freed(v[4], r.concurrency_key)
   over(id)
+  if v[8] then
+    call('HDEL', name, 'error', 'on_death', 'missed')
+  end
   return true
 end
 
@@ -82,15 +83,23 @@ local function settle(item)
   return 'd' -- the token was not passed on since: this very settle gave it the place it has now
 end
 
+local function write_ended()
+  if #owned_no_more > 0 then
+    call('ZADD', K.ended('COMPLETED'), unpack(ended))
+    call('ZREM', in_flight, unpack(owned_no_more))
+  end
+  for _, holder in ipairs(uniques) do
+    turn_unique(holder, 5)
+  end
+end
+
 local function settle_all()
   local answers = {}
+  owe(write_ended)
   for i, item in ipairs(A[5]) do
     answers[i] = settle(item)
   end
-  if #owned_no_more > 0 then
-    call('ZREM', in_flight, unpack(owned_no_more))
-    call('ZADD', K.ended('COMPLETED'), unpack(ended))
-  end
+  write_ended()
   return table.concat(answers)
 end
 
@@ -117,14 +126,16 @@ local function begin(c, item)
     to_ready(r, {token = token_after(r.token), percent = r.percent, message = r.message})
     return 'o'
   end
-  call('HSET', K.job(r.id), 'place', 4, 'started_us', now)
-  call('HDEL', K.job(r.id), 'missed')
-  call('ZADD', in_flight, now, r.id)
-  call('ZREM', K.held(), r.id)
-  call('ZREM', K.expires(), r.id)
   count(r.queue, r.tier, 3, -1)
   count(r.queue, r.tier, 4, 1)
   runs(r.task, r.concurrency_key, 1)
+  through(function()
+    call('HSET', K.job(r.id), 'place', 4, 'started_us', now)
+    call('HDEL', K.job(r.id), 'missed')
+    call('ZADD', in_flight, now, r.id)
+    call('ZREM', K.held(), r.id)
+    call('ZREM', K.expires(), r.id)
+  end)
   return 'b'
 end
 
@@ -132,10 +143,10 @@ end
 local function given_before()
   local running, held = {}, {}
   for _, id in ipairs(call('ZRANGE', in_flight, 0, -1)) do
-    local v = call('HMGET', K.job(id), 'request', 'place', 'token', 'queue', 'tier')
-    if v[1] and tonumber(v[1]) == request then
-      local list = v[2] == '4' and running or held
-      list[#list + 1] = claimed(id, v[3], v[4], v[5], read_claimable(K.job(id)))
+    local r = row(id)
+    if r and not r.unsound and whole(call('HGET', K.job(id), 'request')) == request then
+      local list = r.place == 4 and running or held
+      list[#list + 1] = claimed(id, int(r.token), r.queue, r.tier, read_claimable(K.job(id)))
     end
   end
   if #running + #held > 0 then
@@ -159,6 +170,10 @@ if slots + extra == 0 and #A[6] == 0 then
 end
 local c = new_claim(me, request)
 local begun, running, held = {}, nil, nil
+-- Before anything is given: a request that fails half-way gets the same when it is repeated.
+if request > me.request then
+  call('HSET', K.worker(epoch), 'request', c.request)
+end
 if slots + extra > 0 and request <= me.request then
   running, held = given_before()
 end
@@ -167,9 +182,6 @@ for i, item in ipairs(A[6]) do
 end
 if not running then
   running, held = claim_jobs(c, slots, extra, A[9])
-end
-if request > me.request then
-  call('HSET', K.worker(epoch), 'request', c.request)
 end
 local short = #running < slots
 if short then

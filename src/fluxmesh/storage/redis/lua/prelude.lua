@@ -23,7 +23,23 @@ local CHARGES = {'attempts', 'snoozes', 'interruptions', 'crashes'}
 local FIELDS, NUMBERS -- of a record, made when a record is first read whole
 
 -- What the verb did so far; finish() draws the conclusions.
-local S = {tally = {}, running = {}, ready = {}, order = {}, over = {}, tasks = {}, keys = {}, stale = 0}
+local S = {tally = {}, running = {}, groups = {}, failed = 0, ready = {}, order = {}, over = {}, tasks = {}, keys = {},
+  stale = 0}
+
+-- A script that fails is not rolled back: what it has begun is carried through, by run() below. So the writes of one
+-- job are a function that may be called twice, after all notes about it were made; and what is put off, to be
+-- written for many jobs at once, is owed from the start.
+local under_way, owed = nil, {}
+
+local function through(writes)
+  under_way = writes
+  writes()
+  under_way = nil
+end
+
+local function owe(pay)
+  owed[#owed + 1] = pay
+end
 
 local function int(n)
   return string.format('%.0f', n)
@@ -31,6 +47,12 @@ end
 
 -- The instant as text: redis.call would write the number out anew each time, which is slow.
 local NOW = int(now)
+
+-- A whole number as it is stored; nil: there is none, or another hand has spoilt it. tonumber alone takes 'nan',
+-- '0x1' and '1e999' too.
+local function whole(text)
+  return text and #text < 17 and string.find(text, '^%d+$') and tonumber(text) or nil
+end
 
 local function instant(us)
   return us == now and NOW or us
@@ -48,7 +70,7 @@ end
 -- What stands in for a field that another hand has spoilt: such a record is `unsound`, but can be moved.
 local MUST = {queue = '', task = '', tier = 2, seq = 0}
 -- What a field is that is not there: a record holds only what it has to say.
-local UNSAID = {token = 0, life = 1, attempts = 0, snoozes = 0, interruptions = 0, crashes = 0}
+local UNSAID = {token = '0', life = '1', attempts = '0', snoozes = '0', interruptions = '0', crashes = '0'}
 
 local function name_fields()
   FIELDS = {'place', 'queue', 'tier', 'task', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions',
@@ -76,7 +98,7 @@ local function row(id)
     r[name] = r[name] or otherwise
   end
   for _, name in ipairs(NUMBERS) do
-    r[name] = r[name] and tonumber(r[name])
+    r[name] = whole(r[name])
   end
   for name, otherwise in pairs(MUST) do
     if r[name] == nil then
@@ -85,7 +107,7 @@ local function row(id)
   end
   for name, otherwise in pairs(UNSAID) do
     if r[name] == nil then
-      r[name], r.unsound = otherwise, true
+      r[name], r.unsound = tonumber(otherwise), true
     end
   end
   if not STATUS[r.place] or (r.place >= 2 and r.place <= 4 and not r.lane)
@@ -219,10 +241,24 @@ local function is_failed(r)
   return r.reason == 'error' or r.reason == 'timeout'
 end
 
+-- What the counters make of a move. The change is -1 as it leaves, 1 as it enters.
+local function note(r, place, change)
+  count(r.queue, r.tier, place, change)
+  if place == 6 then
+    if r.fingerprint then
+      S.groups[r.fingerprint] = (S.groups[r.fingerprint] or 0) + change
+    end
+    if is_failed(r) then
+      S.failed = S.failed + change
+    end
+  elseif place == 4 and change < 0 then
+    freed(r.task, r.concurrency_key)
+  end
+end
+
 -- Take a job out of the place where it is, with all that hangs on it. Its record is left as it stands.
 local function leave(r)
   local at = r.place
-  count(r.queue, r.tier, at, -1)
   if at == 0 then
     call('ZREM', K.delayed(r.tier), r.id)
   elseif at == 1 then
@@ -233,19 +269,11 @@ local function leave(r)
     call('ZREM', K.in_flight(r.worker_id or '', r.lane), r.id)
     if at == 3 then
       call('ZREM', K.held(), r.id)
-    else
-      freed(r.task, r.concurrency_key)
     end
   elseif at == 6 then
     call('ZREM', K.dlq(), r.id)
     if r.fingerprint then
       call('ZREM', K.group(r.fingerprint), r.id)
-      if tonumber(call('ZINCRBY', K.groups(), -1, r.fingerprint)) <= 0 then
-        call('ZREM', K.groups(), r.fingerprint)
-      end
-    end
-    if is_failed(r) then
-      call('HINCRBY', K.counters(), 'failed', -1)
     end
   else
     call('ZREM', K.ended(ENDED[at]), r.id)
@@ -254,7 +282,6 @@ end
 
 -- Put it into a place that nobody owns. r has its new tier, seq, reason and fingerprint by now.
 local function enter(r, to, score)
-  count(r.queue, r.tier, to, 1)
   if to == 0 then
     call('ZADD', K.delayed(r.tier), score, r.id)
   elseif to == 1 then
@@ -263,10 +290,6 @@ local function enter(r, to, score)
     call('ZADD', K.dlq(), score, r.id)
     if r.fingerprint then
       call('ZADD', K.group(r.fingerprint), score, r.id)
-      call('ZINCRBY', K.groups(), 1, r.fingerprint)
-    end
-    if is_failed(r) then
-      call('HINCRBY', K.counters(), 'failed', 1)
     end
   else
     call('ZADD', K.ended(ENDED[to]), score, r.id)
@@ -292,8 +315,6 @@ end
 -- new life), due_us, ended_us, result, history, error, reason, fingerprint, percent, message, cancel; what is
 -- left out is null afterwards, but history, which stays.
 local function move(r, to, m)
-  leave(r)
-  turn_unique(r, to)
   local ended = to >= 5
   local set, drop = {'place', to, 'token', m.token, 'more', 1}, {}
   local function put(name, value)
@@ -314,13 +335,6 @@ local function move(r, to, m)
   if m.fresh or (m.history and not ended) then
     expires_us = nil -- a job expires only before its first start
   end
-  if r.expires_us then
-    if expires_us and to < 4 then
-      call('ZADD', K.expires(), expires_us, r.id)
-    else
-      call('ZREM', K.expires(), r.id)
-    end
-  end
   put('expires_us', expires_us)
   put('started_us', ended and r.started_us or nil)
   put('worker_id', ended and r.worker_id or nil)
@@ -332,11 +346,22 @@ local function move(r, to, m)
   for _, name in ipairs({'lane', 'request', 'waiting_for', 'on_death', 'missed'}) do
     drop[#drop + 1] = name
   end
-  call('HSET', K.job(r.id), unpack(set))
-  call('HDEL', K.job(r.id), unpack(drop))
   local moved = {id = r.id, queue = r.queue, tier = m.tier or r.tier, reason = m.reason,
     fingerprint = m.fingerprint}
-  enter(moved, to, m.score)
+  note(r, r.place, -1)
+  note(moved, to, 1)
+  through(function()
+    enter(moved, to, m.score)
+    call('HSET', K.job(r.id), unpack(set))
+    call('HDEL', K.job(r.id), unpack(drop))
+    leave(r)
+    turn_unique(r, to)
+    if r.expires_us and expires_us and to < 4 then
+      call('ZADD', K.expires(), expires_us, r.id)
+    elseif r.expires_us then
+      call('ZREM', K.expires(), r.id)
+    end
+  end)
 end
 
 -- Back to its old place among the ready. m as for move; token must.
@@ -453,10 +478,32 @@ local function can_run(me, queue, tier, task)
 end
 
 -- ending -------------------------------------------------------------------------------------------------
+-- A change that was written is forgotten: this may be called again.
 local function flush(key, changes)
   for field, change in pairs(changes) do
-    if change ~= 0 and call('HINCRBY', key, field, change) == 0 then
+    local left = change == 0 or call('HINCRBY', key, field, change)
+    changes[field] = nil
+    if left == 0 then
       call('HDEL', key, field)
+    end
+  end
+end
+
+local function flush_groups()
+  for fingerprint, change in pairs(S.groups) do
+    local left = call('ZINCRBY', K.groups(), change, fingerprint)
+    S.groups[fingerprint] = 0
+    if tonumber(left) <= 0 then
+      call('ZREM', K.groups(), fingerprint)
+    end
+  end
+end
+
+local function flush_counters()
+  for _, name in ipairs({'stale', 'failed'}) do
+    if S[name] ~= 0 then
+      call('HINCRBY', K.counters(), name, S[name])
+      S[name] = 0
     end
   end
 end
@@ -506,10 +553,8 @@ end
 local function finish(answer)
   flush(K.tally(), S.tally)
   flush(K.running(), S.running)
-  S.tally, S.running = {}, {}
-  if S.stale > 0 then
-    call('HINCRBY', K.counters(), 'stale', S.stale)
-  end
+  flush_counters()
+  flush_groups()
   if S.announce_freed then
     S.announce_freed()
   end
@@ -526,4 +571,28 @@ local function finish(answer)
     call('PUBLISH', K.over(id), '')
   end
   return answer
+end
+
+-- The answer of a verb. If it fails, the job under way is carried through, and what is owed is written, as far as that
+-- can be; then the failure is told.
+local function run(verb)
+  local good, answer = pcall(verb)
+  if good then
+    return answer
+  end
+  -- A server that refuses the first write (memory full, a replica) has changed nothing, and shall not: a write that
+  -- changes nothing asks whether it does.
+  local refused = redis.pcall('SETRANGE', P, 0, '')
+  if type(refused) == 'table' and refused.err then
+    error(answer, 0)
+  end
+  call = redis.pcall
+  if under_way then
+    pcall(under_way)
+  end
+  for _, pay in ipairs(owed) do
+    pcall(pay)
+  end
+  pcall(finish)
+  error(answer, 0)
 end

@@ -21,7 +21,7 @@ end
 local function drop_unsound(set, id, place)
   call('ZREM', set, id)
   local v = redis.pcall('HMGET', K.job(id), 'place', 'queue', 'task', 'tier')
-  local at = not v.err and tonumber(v[1] or nil)
+  local at = not v.err and whole(v[1])
   if at and at ~= place then
     return -- it stands elsewhere by now
   end
@@ -29,7 +29,7 @@ local function drop_unsound(set, id, place)
   call('ZREM', K.all(), id)
   if v[2] then
     call('ZREM', K.by_queue(v[2]), id)
-    if tonumber(v[4] or nil) then
+    if whole(v[4]) then
       count(v[2], v[4], place, -1)
     end
   end
