@@ -20,7 +20,7 @@ from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import Reap, Registration, Settle, Settled, TaskSpec, Verdict
 from fluxmesh.submission import prepare
-from fluxmesh.testing.contract.lab import COMPLETED, CRASHED, Puppet, own, retention
+from fluxmesh.testing.contract.lab import COMPLETED, CRASHED, Puppet, insist, own, retention
 from tests.cli.harness import run as run_command
 from tests.redis_server import Server
 
@@ -61,8 +61,8 @@ async def put(storage: Storage, count: int, task: str = "work", **fields: Any) -
     template = prepare({"task": task, **fields})
     for start in range(0, count, 1_000):
         jobs = [template.job((n,), {}) for n in range(start, min(start + 1_000, count))]
-        answers = await storage.enqueue(jobs, queue_cap=10_000_000)
-        assert {answer.verdict for answer in answers} == {Verdict.CREATED}
+        answers = await insist(lambda jobs=jobs: storage.enqueue(jobs, queue_cap=10_000_000))  # type: ignore[misc]
+        assert {answer.verdict for answer in answers} <= {Verdict.CREATED, Verdict.EXISTING}
         made += [answer.id for answer in answers]
     return made
 
@@ -117,6 +117,8 @@ async def frozen_under_claims(
         Hand(await worker(own_one, f"w{n}", lease_s=3 * beat_s, beat_s=beat_s), beat_s, runs)
         for n, own_one in enumerate(storages)
     ]
+    for hand in hands:  # whose scripts the server knows: what it is asked for now, it does when it has thawed
+        await hand.puppet.exchange()
     loop = asyncio.get_running_loop()
     server.process.send_signal(signal.SIGSTOP)
     working = [asyncio.create_task(hand.work(lambda: len(runs) == len(made))) for hand in hands]
@@ -135,7 +137,7 @@ async def frozen_under_claims(
     assert counts.stale_settles == 0
     assert [(await storage.get(job_id)).crashes for job_id in made] == [0] * len(made)  # type: ignore[union-attr]
     # Two beats until it may count as lost, two lists that lack it, and a beat for this machine.
-    assert took < 5 * beat_s + 1
+    assert 2 * beat_s < took < 5 * beat_s + 1
 
 
 def test_a_server_frozen_under_claims_strands_nothing_and_nothing_runs_twice(
@@ -227,7 +229,7 @@ async def parked_crowd(server: Server, storage: Storage, *, crowd: int, dearer: 
     alone = await cost()
     await put(storage, crowd, "alien")
     answers = 0
-    while (await claimer.exchange(slots=10)).more:
+    while (await insist(lambda: claimer.exchange(slots=10))).more:
         answers += 1
     assert answers >= crowd // 1_000 - 1, "at most a thousand are parked in one call"
     stats = {queue.queue: queue for queue in await storage.queue_stats()}

@@ -273,7 +273,7 @@ async def cancel(lab: Lab) -> Act:
 
 
 async def ended(lab: Lab) -> list[str]:
-    made = await put_full(lab, 3)
+    made = [*await put_full(lab, 3), await lab.put()]
     worker = await lab.worker()
     jobs = await worker.claim(2)
     await worker.settle(jobs[0], dead())
