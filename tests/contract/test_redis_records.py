@@ -11,6 +11,7 @@ from fluxmesh.query import Query, encode_cursor
 from fluxmesh.storage.redis import find as find_verb
 from fluxmesh.storage.values import Cancelled, Done, Settle, Settled, Verdict
 from fluxmesh.testing.contract.lab import COMPLETED, Lab, dead, ids, new_job, retention, scenario
+from fluxmesh.testing.contract.liveness import LEASE_S, victim_with
 from tests.contract.test_redis import RedisBackend, backend, redis_server  # noqa: F401
 
 FIELDS = (
@@ -179,6 +180,28 @@ class TestKeys:
         assert await lab.storage.get(old) is None
         (again,) = await lab.enqueue(new_job("other", idempotency_key="i"))
         assert (again.id, again.verdict) == (new.id, Verdict.EXISTING)
+
+
+class TestLostLists:
+    @scenario
+    async def test_an_owner_that_is_not_listed_is_found_by_its_record(self, lab: Lab) -> None:
+        """C05: else its jobs would be nobody's for good."""
+        assert isinstance(lab.backend, RedisBackend)
+        victim, survivor = await victim_with(lab, 2)
+        assert lab.backend.client.hdel("fluxmesh:owners", str(victim.ref.epoch)) == 1
+        await lab.pass_time(LEASE_S + 0.5, survivor)
+        assert sorted(job.id for job in await lab.orphans()) == sorted(victim.owned)
+        assert len(await lab.reap_all()) == 2
+
+    @scenario
+    async def test_nobody_waits_without_a_record_for_ever(self, lab: Lab) -> None:
+        assert isinstance(lab.backend, RedisBackend)
+        worker = await lab.worker()
+        assert await worker.claim(1) == []
+        assert lab.backend.client.zcard("fluxmesh:waiting") == 1
+        lab.backend.forget_worker(worker.ref)
+        await lab.storage.prune(retention(), 10)
+        assert lab.backend.client.exists("fluxmesh:waiting") == 0
 
 
 NOT_RUN = [

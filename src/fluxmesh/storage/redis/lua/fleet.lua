@@ -59,9 +59,26 @@ local function long_missing(epoch)
   return now - seen >= lease_us
 end
 
+-- Who may own jobs, as HGETALL gives it; whoever is not listed but has a record and jobs is listed again.
+local function all_owners()
+  local found = call('HGETALL', K.owners())
+  local listed = {}
+  for i = 1, #found, 2 do
+    listed[found[i]] = true
+  end
+  for _, one in ipairs(all_workers()) do
+    if not listed[one.epoch] and call('EXISTS', K.in_flight(one.worker_id, one.epoch)) == 1 then
+      call('HSET', K.owners(), one.epoch, one.worker_id)
+      found[#found + 1] = one.epoch
+      found[#found + 1] = one.worker_id
+    end
+  end
+  return found
+end
+
 -- Owners that are dead: list of {epoch, worker_id, ground, how}, and the same by epoch.
 local function dead_owners(armed)
-  local found = call('HGETALL', K.owners())
+  local found = all_owners()
   local list, by_epoch = {}, {}
   for i = 1, #found, 2 do
     local epoch, worker_id = found[i], found[i + 1]
