@@ -176,6 +176,18 @@ _SIZES: Final = {b"zset": "ZCARD", b"hash": "HLEN", b"set": "SCARD", b"list": "L
 _RECORDS: Final = frozenset({"jobs", "worker", "idempotency"})
 _KINDS: Final = frozenset(template.partition(":")[0] for template in KEYS.values())
 _ENDED: Final = {5: "COMPLETED", 7: "CANCELLED", 8: "EXPIRED"}
+# At one instant: a worker that idles makes and drops keys too.
+_ALL_KEYS: Final = """
+local found, cursor = {}, '0'
+repeat
+  local answer = redis.call('SCAN', cursor, 'COUNT', 1000)
+  cursor = answer[1]
+  for _, name in ipairs(answer[2]) do
+    found[#found + 1] = name
+  end
+until cursor == '0'
+return {redis.call('DBSIZE'), found}
+"""
 # Of a fixed size, whatever has passed through.
 _STAYS: Final = frozenset({"counters", "lock"})
 
@@ -251,8 +263,8 @@ class RedisDoor:
         return dict(found)
 
     def disorder(self, namespaces: Iterable[str]) -> list[str]:
-        names = self.keys()
-        size = self.ask("DBSIZE")
+        size, found_names = self.ask("EVAL", _ALL_KEYS, 0)
+        names = sorted({name.decode() for name in found_names})
         found = [] if size == len(names) else [f"SCAN finds {len(names)} keys, DBSIZE tells {size}"]
         known = tuple(f"{namespace}:" for namespace in namespaces)
         found += [f"a key of no namespace: {name}" for name in names if not name.startswith(known)]

@@ -19,7 +19,7 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import Retention, WorkerInfo
 from tests.cases.backdoor import BackDoor, Opener
 from tests.cases.judge import Story, disagreements
-from tests.cases.marks import MARKS_ENV, Mark, MarkFile
+from tests.cases.marks import GATE_ENV, MARKS_ENV, Mark, MarkFile
 from tests.cases.report import Case
 from tests.cases.workers import ROOT, DirectWorker, Group, WorkerGroup
 
@@ -154,6 +154,22 @@ class Lab:
         group = self.launch(worker_id, *flags, concurrency=concurrency, **settings)
         self.await_workers(group)
         return group
+
+    def standby(self, worker_id: str, *flags: str, concurrency: int = 4) -> WorkerGroup:
+        """Start `fluxmesh worker` up to the instant before it opens its storage: it begins at `let_in`,
+        however long a process takes to start on a busy machine."""
+        gate = self.folder / f"gate-of-{worker_id}"
+        env = {**self.env(), GATE_ENV: str(gate)}
+        group = WorkerGroup(worker_id, flags, concurrency=concurrency, env=env, folder=self.folder)
+        self.groups.append(group)
+        reached = gate.with_name(f"{gate.name}.reached")
+        wait_until(reached.exists, START_S, f"worker {worker_id} stands by")
+        return group
+
+    def let_in(self, group: WorkerGroup) -> None:
+        """Let a worker that stands by begin, and wait until it takes jobs."""
+        (self.folder / f"gate-of-{group.worker_id}").touch()
+        self.await_workers(group)
 
     def direct_worker(self, worker_id: str, *, concurrency: int = 4, **settings: Any) -> DirectWorker:
         """Start a program that calls run_worker() and wait until it takes jobs."""

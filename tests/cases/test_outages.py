@@ -37,12 +37,13 @@ def kill_and_await_reaping(
 ) -> None:
     """Kill one worker; its jobs start on the other within the bound, and all of them end as they should."""
     case.equal("starts_of_each_body_until_the_kill", _starts(lab, jobs), {1})
+    third = lab.standby("w3", concurrency=LONG_JOBS)
     mine = [row.pid for row in lab.members(victim)]
     killed = [job for job in jobs if lab.marks.starts(job=job.id)[0].pid in mine]
     assert killed, "the victim ran some of the jobs"
     killed_at = time.monotonic()
     victim.kill()
-    lab.worker("w3", concurrency=LONG_JOBS)
+    lab.let_in(third)
     wait_until(lambda: _starts(lab, killed) == {2}, 30, "the killed jobs have started again")
     again = [lab.marks.starts(job=job.id)[1].at - killed_at for job in killed]
     case.at_most("last_restart_after_kill_s", max(again), REAPED_WITHIN_S)
