@@ -22,9 +22,24 @@ from fluxmesh.storage.redis.keys import key, lua_keys
 
 _FOLDER: Final = Path(__file__).with_name("lua")
 _USES: Final = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
-# Ends and hand-backs must get through when memory is full: they free it.
+# Ends and hand-backs must get through when memory is full: they free it. So must those by whom they come: a
+# worker that starts, a death that is told, the housekeeping whose retention makes room.
 _ALLOW_OOM: Final = frozenset(
-    {"exchange", "release", "reap", "beat", "orphans", "cancel", "discard", "prune"}
+    {
+        "beat",
+        "cancel",
+        "declare_dead",
+        "discard",
+        "exchange",
+        "lead",
+        "orphans",
+        "progress",
+        "promote",
+        "prune",
+        "reap",
+        "register",
+        "release",
+    }
 )
 _encode = msgspec.msgpack.Encoder().encode
 
