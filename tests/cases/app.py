@@ -111,6 +111,13 @@ async def tick(note: str = "", ctx: Context = None) -> str:
     return note
 
 
+@queue.task(name="swallow")
+async def swallow(data: str, note: str = "", ctx: Context = None) -> int:
+    """Takes much, and gives little back."""
+    with run_marked(ctx, note):
+        return len(data)
+
+
 @queue.task(name="fail")
 async def fail(times: int, seconds: float = 0.0, note: str = "", ctx: Context = None) -> str:
     """Fails on its first attempts."""

@@ -243,6 +243,7 @@ class RedisDoor:
                 field: value.decode() for field, value in zip(wanted, row, strict=True) if value is not None
             }
             for name, row in zip(names, rows, strict=True)
+            if any(row)  # else it was deleted just now
         }
 
     def places(self) -> dict[Status, int]:

@@ -21,7 +21,7 @@ from tests.cases.backdoor import BackDoor, Opener
 from tests.cases.judge import Story, disagreements
 from tests.cases.marks import GATE_ENV, MARKS_ENV, Mark, MarkFile
 from tests.cases.report import Case
-from tests.cases.workers import ROOT, DirectWorker, Group, WorkerGroup
+from tests.cases.workers import ROOT, ApiServer, DirectWorker, Group, WorkerGroup
 
 T = TypeVar("T")
 LEASE_S: Final = 3.0
@@ -170,6 +170,14 @@ class Lab:
         """Let a worker that stands by begin, and wait until it takes jobs."""
         (self.folder / f"gate-of-{group.worker_id}").touch()
         self.await_workers(group)
+
+    def api(self, name: str) -> tuple[ApiServer, str]:
+        """Start `fluxmesh server` without a worker; it and its address once it listens."""
+        server = ApiServer(name, env=self.env(), folder=self.folder)
+        self.groups.append(server)
+        url = wait_until(lambda: server.url, START_S, f"{name} listens")
+        assert url is not None
+        return server, url
 
     def direct_worker(self, worker_id: str, *, concurrency: int = 4, **settings: Any) -> DirectWorker:
         """Start a program that calls run_worker() and wait until it takes jobs."""
