@@ -85,6 +85,7 @@ class Case:
                 "parameters": self._parameters,
                 "measured": self._measured,
                 "bound": self._bound,
+                "load": round(os.getloadavg()[0], 1),
                 "passed": not failed,
             },
             default=_plain,
