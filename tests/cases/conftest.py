@@ -26,17 +26,16 @@ def _adoptive_parent() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only(*storages): a case that means nothing on other storages")
-    config.addinivalue_line("markers", "redis_too: a case that also `make test` runs on Redis")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every case on every storage. What `make test` runs is SQLite, and what only Redis can tell."""
+    """Every case on every storage: `make cases`. Without those that are slow, as `make test` runs them, it is
+    SQLite and what only Redis can tell."""
     if "storage" not in metafunc.fixturenames:
         return
     only = metafunc.definition.get_closest_marker("only")
     storages = ("sqlite", "redis") if only is None else only.args
-    also_quick = only is not None or metafunc.definition.get_closest_marker("redis_too") is not None
-    slow = [] if also_quick else [pytest.mark.slow]
+    slow = [pytest.mark.slow] if only is None else []
     chosen = [pytest.param(name, marks=slow if name == "redis" else []) for name in storages]
     metafunc.parametrize("storage", chosen, scope="module")
 

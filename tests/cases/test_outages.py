@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from fluxmesh.errors import StorageUnreachable
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome
@@ -59,6 +61,7 @@ def _starts(lab: Lab, jobs: list[JobHandle[str]]) -> set[int]:
     return {len(lab.marks.starts(job=job.id)) for job in jobs}
 
 
+@pytest.mark.only("sqlite")  # a frozen Redis is in test_redis_cases.py: it has to be a server of its own
 @beside
 def test_a_database_locked_for_three_leases_makes_no_job_run_twice(site: Site) -> None:
     with site.lab(lease_s=LEASE_S, beat_s=BEAT_S, proof_of_death=False) as lab:
