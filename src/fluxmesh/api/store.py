@@ -122,10 +122,12 @@ class Store:
                 return items, cursor, found.partial
 
     async def check_ready(self) -> None:
-        """Raises StorageUnreachable if the storage does not answer a small question within READY_MOST_S."""
+        """Raises StorageUnreachable if the storage does not answer a small question within READY_MOST_S, and
+        StorageRefused if it answers and cannot be relied on."""
         try:
             async with asyncio.timeout(READY_MOST_S):
                 await self.storage.get(_NOBODY)
+                await self.storage.info()
         except TimeoutError:
             raise StorageUnreachable(f"the storage did not answer in {READY_MOST_S:g} s") from None
 
