@@ -31,7 +31,7 @@ def test_a_key_is_written_out_as_the_expression_that_builds_it(text: str, expect
 
 @pytest.mark.parametrize("text", ["K.tally(x)", "K.job()", "K.job(id", "K.ready(queue)"])
 def test_a_key_with_too_few_or_too_many_parts_is_a_mistake(text: str) -> None:
-    with pytest.raises(ValueError, match="K\\.|a call that does not end"):
+    with pytest.raises(ValueError, match=r"K\.|a call that does not end"):
         written_out(text)
 
 
