@@ -6,7 +6,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from fluxmesh.api.access import Access, checked_tokens, is_loopback
