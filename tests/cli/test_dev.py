@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def test_what_cannot_be_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_arguments_that_mean_nothing_are_told_once(tmp_path: Path) -> None:
-    done = run("dev", "--port", "0", "--url", "sqlite:///no/where.db", cwd=tmp_path)
-    done.refused(4, "does not exist")
+def test_what_no_change_of_the_code_would_mend_is_told_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run("dev", "--port", port, cwd=tmp_path)
+    done.refused(1, port, "--port 0")
     assert done.err.count("error: ") == 1

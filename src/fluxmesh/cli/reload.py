@@ -20,7 +20,7 @@ STOP_MOST_S: Final = 20.0
 FILES_MOST: Final = 20_000
 _PASSED_OVER: Final = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
 # At the first run these are for whoever typed the command to mend. Later the changed code is to blame.
-_FINAL_CODES: Final = (2, 4)
+_FINAL_CODES: Final = (1, 2, 4)
 
 
 def add_reload_options(parser: Parser, *, default: bool) -> None:
