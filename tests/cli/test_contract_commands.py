@@ -38,7 +38,7 @@ VALUES = {
     "--token": "t", "--tiers": "high", "--id": "w", "--processes": "2", "--mesh-port": "7946",
     "--mesh-seeds": "a:7946", "--q": "state:PENDING", "--limit": "10",
 }  # fmt: skip
-EVERYWHERE = ("--url sqlite:///x.db", "--log-level info", "--log-format text", "--log-format json")
+EVERYWHERE = "--url sqlite:///x.db --log-level info --log-format text --log-format json"
 
 
 def options_of(text: str) -> Iterator[str]:
@@ -89,14 +89,13 @@ def accepted(line: str) -> bool:
     words = shlex.split(line)
     command = next((key for key in NEEDED if line.startswith(key)), "")
     needed = [] if "--task" in words else shlex.split(NEEDED.get(command, ""))
-    for more in EVERYWHERE:
-        arguments = [*words, *needed, *more.split()]
-        try:
-            with redirect_stderr(StringIO()):
-                options = build_parser(arguments).parse_args(arguments)
-        except (SystemExit, argparse.ArgumentError):
-            return False
-        assert callable(options.run)
+    arguments = [*words, *needed, *EVERYWHERE.split()]
+    try:
+        with redirect_stderr(StringIO()):
+            options = build_parser(arguments).parse_args(arguments)
+    except (SystemExit, argparse.ArgumentError):
+        return False
+    assert callable(options.run)
     return True
 
 

@@ -102,7 +102,7 @@ def test_a_redis_that_does_not_answer_is_4_and_its_password_is_not_told(
     call: Call,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fluxmesh.storage.redis.backend.OPEN_S", 0.2)
+    monkeypatch.setattr("fluxmesh.storage.redis.backend.OPEN_S", 0.05)
     url = f"redis://:secret@127.0.0.1:{frozen_port if frozen else shut_port}/0"
     answer = call(*words, "--url", url, cwd=tmp_path)
     assert answer.code == 4
