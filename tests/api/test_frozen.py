@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from fluxmesh.storage.base import Storage
+from fluxmesh.storage.sqlite import connection
 from fluxmesh.testing.contract.faulty import FaultyStorage
 from tests.api.serving import problem, served
 
@@ -114,3 +116,16 @@ def test_a_job_that_is_stored_and_cannot_be_read_is_not_told_as_unreachable(tmp_
         job_id = told["hint"].rpartition("/")[2]
         assert job_id in told["detail"]
         assert api.client.get(f"{JOBS}/{job_id}").json()["status"] == "PENDING"
+
+
+def test_the_wait_for_a_lock_is_measured_by_the_clock_and_not_by_its_naps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nap = time.sleep
+    monkeypatch.setattr(connection.time, "sleep", lambda _: nap(0.05))  # as on a machine that is busy
+    monkeypatch.setattr(connection, "BUSY_S", 0.1)
+    wait = connection._patience(lambda: False)
+    naps = 0
+    while wait(naps):
+        naps += 1
+    assert naps < 10
