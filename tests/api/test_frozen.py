@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
@@ -45,7 +46,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def test_a_file_that_another_process_keeps_locked_is_told_as_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fluxmesh.storage.sqlite.connection.BUSY_S", 1.2)
     with served(tmp_path / "jobs.db") as api:
@@ -60,6 +61,8 @@ def test_a_file_that_another_process_keeps_locked_is_told_as_that(
             assert api.client.get(f"{JOBS}/{job_id}").json()["status"] == "PENDING"
         assert api.client.post(JOBS, json={"task": "t"}).status_code == 201
         assert api.client.get("/readyz").status_code == 200
+        gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 class Hanging(FaultyStorage):

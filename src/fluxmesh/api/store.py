@@ -129,6 +129,8 @@ class Store:
         is still under way is waited for, so that those of a frozen storage do not pile up in it."""
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self._read_and_write())
+            # Where nobody waited for its end, nobody asks how it ended either.
+            self._look.add_done_callback(lambda look: look.cancelled() or look.exception())
         done, _ = await asyncio.wait((self._look,), timeout=READY_MOST_S)
         if not done:
             raise StorageUnreachable(f"the storage did not answer in {READY_MOST_S:g} s")
