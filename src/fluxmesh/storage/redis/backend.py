@@ -10,6 +10,7 @@ from typing import Final
 
 from fluxmesh.clock import US, Clock
 from fluxmesh.config import Settings
+from fluxmesh.errors import StorageUnreachable
 from fluxmesh.events import MAX_TOPICS, Event, encode_event
 from fluxmesh.job import Attempt, Job
 from fluxmesh.query import Page, Query, checked_limit
@@ -50,6 +51,7 @@ from fluxmesh.storage.values import (
 from fluxmesh.submission import NewJob
 
 _WAIT_LOOK_S: Final = 5.0  # push is lossy
+OPEN_S: Final = 3.0  # a command that finds nobody shall end within 5 s
 
 
 class RedisStorage:
@@ -213,7 +215,13 @@ async def open_backend(
     `create` and `inline` make no difference. Raises a StorageError that says why it cannot."""
     connections = Connections(url)
     try:
-        await connections.check()
+        async with asyncio.timeout(OPEN_S):
+            await connections.check()
+    except TimeoutError:
+        await connections.close()
+        raise StorageUnreachable(
+            f"{connections.where} did not answer in {OPEN_S:g} s", hint="is the server running?"
+        ) from None
     except BaseException:
         await connections.close()
         raise

@@ -18,7 +18,13 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fluxmesh.errors import InvalidOption, OutcomeUnknown, StorageRefused, StorageUnreachable
+from fluxmesh.errors import (
+    InvalidOption,
+    OutcomeUnknown,
+    StorageLoginRefused,
+    StorageRefused,
+    StorageUnreachable,
+)
 
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 10.0
@@ -38,6 +44,7 @@ _PASSING: Final = (
     "MISCONF",
     "NOREPLICAS",
 )
+_NOT_LET_IN: Final = ("NOAUTH", "NOPERM", "WRONGPASS")
 _LOST: Final = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError, TimeoutError)
 
 
@@ -136,13 +143,15 @@ class Connections:
             async with asyncio.timeout(CONNECT_S * 2):
                 await connection.connect()  # type: ignore[no-untyped-call]
         except driver.AuthenticationError as error:
-            raise StorageRefused(
-                f"{self.where}: {error}", hint="look at user and password of the URL"
-            ) from error
+            raise self._login_refused(error) from error
         except driver.ResponseError as error:
             self._checked(error)
         except (*_LOST, driver.RedisError) as error:
-            raise StorageUnreachable(f"{self.where}: {error}", hint="is the server running?") from error
+            why = str(error) or "no answer"
+            raise StorageUnreachable(f"{self.where}: {why}", hint="is the server running?") from error
+
+    def _login_refused(self, error: Exception) -> StorageLoginRefused:
+        return StorageLoginRefused(f"{self.where}: {error}", hint="look at user and password of the URL")
 
     # -- asking --------------------------------------------------------------------------------------
     async def command(self, *command: Any) -> Any:
@@ -163,6 +172,8 @@ class Connections:
         passing = isinstance(answer, driver.BusyLoadingError | driver.OutOfMemoryError)
         if passing or text.startswith(_PASSING):
             raise StorageUnreachable(f"{self.where}: {text}", hint="the server refuses for now") from answer
+        if isinstance(answer, driver.AuthenticationError) or text.startswith(_NOT_LET_IN):
+            raise self._login_refused(answer) from answer
         raise StorageRefused(f"{self.where}: {text}") from answer
 
     async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
