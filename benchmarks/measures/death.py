@@ -23,8 +23,6 @@ from fluxmesh.storage.values import Settled
 
 OWNED: Final = 1_000
 HELD: Final = 4
-WITH_PROOF: Final = Bound(1.0, at_most=True, of="worst")
-WITHOUT_PROOF: Final = Bound(8.0, at_most=True, of="worst")
 GIVE_UP_S: Final = 30.0
 
 
@@ -76,16 +74,17 @@ async def _reap(site: Site) -> tuple[float, float]:
 
 async def kill_proven(bench: Bench) -> AsyncIterator[Figure]:
     """kill -9 of a worker process beside an idle worker; its death is proven by its supervisor."""
-    yield await _kills(bench, "kill to restart", {}, WITH_PROOF)
+    yield await _kills(bench, "kill to restart", {}, bench.bound("kill"))
 
 
 async def kill_lapsed(bench: Bench) -> AsyncIterator[Figure]:
     """The same with proofs switched off: the lease has to run out."""
     environment = {"FLUXMESH_PROOF_OF_DEATH": "false"}
-    yield await _kills(bench, "kill to restart without proof", environment, WITHOUT_PROOF)
+    bound = bench.bound("kill-lapsed")
+    yield await _kills(bench, "kill to restart without proof", environment, bound)
 
 
-async def _kills(bench: Bench, name: str, environment: dict[str, str], bound: Bound) -> Figure:
+async def _kills(bench: Bench, name: str, environment: dict[str, str], bound: Bound | None) -> Figure:
     slowest, runs = [], []
     for _ in range(2 if bench.quick else 5):
         run = await _kill_once(bench, environment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -15,13 +14,12 @@ from benchmarks.bench import Bench, clean_environment
 from benchmarks.crew import output_of, run_module
 from benchmarks.figures import Bound, CheckFailed, Figure, judged, rounded
 from benchmarks.seen import check_all_completed, span_s
+from benchmarks.toll import Toll
 
-CONCURRENCIES: Final = (8, 256)
+CONCURRENCIES: Final = (8, 64, 256)
 RATES: Final = ("drain", "bulk_enqueue", "awaited_enqueue")
 TRIP: Final = "round_trip_us"
 FLOOR_S: Final = 600.0
-DRAIN: Final = Bound(10_000)
-BULK: Final = Bound(40_000)
 
 
 # -- the floor -----------------------------------------------------------------------------------------
@@ -59,11 +57,10 @@ async def floor(bench: Bench) -> AsyncIterator[Figure]:
 
 
 async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> dict[str, Any]:
-    folder = bench.scratch()
     what = "floor" if script is None else "referee"
-    arguments = [f"sqlite:{folder / 'floor.db'}", "--n", str(bench.n), "--batch", str(batch)]
     environment = clean_environment()
-    try:
+    async with bench.ground() as (folder, ground):
+        arguments = [ground.floor, "--n", str(bench.n), "--batch", str(batch)]
         if script is None:
             out = await run_module(
                 "benchmarks.floor", *arguments, environment=environment, folder=folder, within_s=FLOOR_S
@@ -80,8 +77,6 @@ async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> di
                 cwd=folder,
             )
             out = await output_of(process, f"the {what}", FLOOR_S)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     try:
         told: dict[str, Any] = json.loads(out)
         missing = [name for name in (*RATES, TRIP) if not float(told[name]) > 0]
@@ -128,23 +123,33 @@ def _beside(bench: Bench, ours: list[float], theirs: list[float], sha256: str | 
 async def drain(bench: Bench) -> AsyncIterator[Figure]:
     """Jobs that wait when the worker starts; from its first claim to its last settle, by storage stamps."""
     for concurrency in CONCURRENCIES:
-        rates = []
+        rates, costs = [], []
         for _ in range(bench.repeat):
             async with bench.site() as site:
                 await site.submit(bench.n)
                 async with site.worker(concurrency=concurrency, ready=False) as worker:
-                    await site.until_completed(bench.n, worker)
+                    toll = Toll(site, worker, bench.n)
+                    await site.until_completed(bench.n, worker, look=toll.look)
                 seen = await site.read()
             check_all_completed(seen, range(bench.n))
             rates.append(bench.n / span_s(seen))
+            costs.append(toll.told())
         yield Figure(
             name="drain",
             unit="jobs/s",
             values=rates,
-            parameters={"n": bench.n, "concurrency": concurrency, "workers": 1},
-            bound=DRAIN,
+            parameters={
+                "n": bench.n,
+                "concurrency": concurrency,
+                "floor_batch": concurrency,
+                "workers": 1,
+            },
+            bound=bench.bound("drain"),
             floor=bench.floor("drain", concurrency),
-            details={"checked": f"{bench.n:,} results and histories, each repetition, by another process"},
+            details={
+                "checked": f"{bench.n:,} results and histories, each repetition, by another process",
+                "cost": costs,
+            },
         )
 
 
@@ -163,14 +168,15 @@ async def bulk_enqueue(bench: Bench) -> AsyncIterator[Figure]:
         unit="jobs/s",
         values=rates,
         parameters={"n": bench.n, "by": "task.map"},
-        bound=BULK,
+        bound=bench.bound("bulk-enqueue"),
         floor=bench.floor("bulk_enqueue"),
     )
 
 
 async def awaited_enqueue(bench: Bench) -> AsyncIterator[Figure]:
     """`await task.enqueue(…)`, one after the other."""
-    yield await _singles(bench, "awaited enqueue", "awaited", "await task.enqueue")
+    bound = bench.bound("awaited-enqueue")
+    yield await _singles(bench, "awaited enqueue", "awaited", "await task.enqueue", bound)
 
 
 async def delay_enqueue(bench: Bench) -> AsyncIterator[Figure]:
@@ -178,7 +184,7 @@ async def delay_enqueue(bench: Bench) -> AsyncIterator[Figure]:
     yield await _singles(bench, "delay enqueue", "delay", "task.delay")
 
 
-async def _singles(bench: Bench, name: str, mode: str, by: str) -> Figure:
+async def _singles(bench: Bench, name: str, mode: str, by: str, bound: Bound | None = None) -> Figure:
     count = 500 if bench.quick else 4_000
     rates = []
     for _ in range(bench.repeat):
@@ -191,5 +197,6 @@ async def _singles(bench: Bench, name: str, mode: str, by: str) -> Figure:
         unit="jobs/s",
         values=rates,
         parameters={"n": count, "by": by},
+        bound=bound,
         floor=bench.floor("awaited_enqueue"),
     )
