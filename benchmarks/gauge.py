@@ -1,18 +1,22 @@
-"""What a Redis server tells of its own work: processor time, scripts, and which commands its clients sent."""
+"""What a Redis server tells of its own work: processor time, scripts, and which commands its clients sent.
+
+The driver is imported where it is used: whoever measures SQLite needs none."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
-from redis.exceptions import RedisError
 
 from benchmarks.figures import CheckFailed
 
 PATIENCE_S: Final = 10.0
 SETTINGS: Final = ("save", "appendonly", "io-threads", "maxmemory", "maxmemory-policy")
+FLAGGED: Final = "#!lua flags=allow-oom\n"
 INSIDE_A_SCRIPT: Final = "lua"  # as MONITOR tells of a command whose client is a script
 
 
@@ -43,6 +47,8 @@ class Gauge:
 
     async def facts(self) -> dict[str, Any]:
         """Version and settings. A setting that the server does not give out is told as null."""
+        from redis.exceptions import RedisError
+
         told = await self._client.info("server")
         facts: dict[str, Any] = {"redis": told["redis_version"]}
         for name in SETTINGS:
@@ -95,18 +101,32 @@ class Gauge:
         )
 
 
+def _verbs() -> dict[str, str]:
+    """Which verb the script of a hash is, whether it was sent with the flag or without."""
+    from fluxmesh.storage.redis import scripts
+
+    folder = Path(scripts.__file__).with_name("lua")
+    texts = {path.stem: scripts.script_text(path.stem) for path in folder.glob("*.lua")}
+    return {
+        hashlib.sha1((header + text).encode(), usedforsecurity=False).hexdigest(): f"EVALSHA {verb}"
+        for verb, text in texts.items()
+        for header in ("", FLAGGED)
+    }
+
+
 async def _between(monitor: Any, own: str) -> list[tuple[str, str]]:
     """Client and name of each command between the first and the second INFO of the client `own`."""
+    verbs = _verbs()
     shown: list[tuple[str, str]] = []
     marks = 0
     while marks < 2:
         line = await monitor.next_command()
         client = line["client_type"] if line["client_type"] != "tcp" else _address(line)
-        name = line["command"].partition(" ")[0].upper()
-        if client == own and name == "INFO":
+        name, _, arguments = line["command"].partition(" ")
+        if client == own and name.upper() == "INFO":
             marks += 1
         elif marks:
-            shown.append((client, name))
+            shown.append((client, verbs.get(arguments.partition(" ")[0], name.upper())))
     return shown
 
 
