@@ -163,6 +163,7 @@ class Bench:
         repeat: int,
         quick: bool,
         full: bool,
+        concurrencies: Sequence[int],
         referee: Path | None,
         referee_note: str | None,
     ) -> None:
@@ -172,6 +173,7 @@ class Bench:
         self.repeat = repeat
         self.quick = quick
         self.full = full
+        self.concurrencies = concurrencies
         self.referee = referee
         self.referee_note = referee_note
         self.floors: dict[str, Floor] = {}

@@ -303,9 +303,9 @@ async def enqueue(table: Table, count: int, at_once: int) -> None:
         await table.write([written(number) for number in range(first, min(first + at_once, count))])
 
 
-async def round_trip_us(table: Table) -> float:
+async def round_trip_us(table: Table, count: int) -> float:
     trips = []
-    for _ in range(TRIPS):
+    for _ in range(count):
         began = time.perf_counter()
         await table.trip()
         trips.append(time.perf_counter() - began)
@@ -314,10 +314,11 @@ async def round_trip_us(table: Table) -> float:
 
 async def measure(opened: Callable[[], Awaitable[Table]], count: int, batch: int) -> dict[str, float]:
     table = await opened()
+    singles = min(SINGLES, count)
     figures = {
         "bulk_enqueue": await rate(count, enqueue(table, count, BULK)),
-        "awaited_enqueue": await rate(SINGLES, enqueue(table, SINGLES, 1)),
-        "round_trip_us": await round_trip_us(table),
+        "awaited_enqueue": await rate(singles, enqueue(table, singles, 1)),
+        "round_trip_us": await round_trip_us(table, min(TRIPS, count)),
     }
     began = time.perf_counter()
     done = await table.drain(batch)

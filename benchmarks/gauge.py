@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ class Spent(Struct, frozen=True):
 
 
 class Heard(Struct, frozen=True):
-    """Which commands clients sent within some seconds, the gauge's own left out."""
+    """Which commands clients sent meanwhile, the gauge's own left out."""
 
     seconds: float
     sent: int
@@ -58,6 +59,9 @@ class Gauge:
                 facts[name] = None
         return facts
 
+    async def pid(self) -> int:
+        return int((await self._client.info("server"))["process_id"])
+
     async def spent(self) -> Spent:
         """One command, so that it can be told apart in what MONITOR shows."""
         told = await self._client.info("all")
@@ -69,8 +73,8 @@ class Gauge:
             scripts_s=sum(stat["usec"] for stat in scripts) / 1e6,
         )
 
-    async def heard(self, for_s: float) -> Heard:
-        """Listen for so long.
+    async def heard(self, meanwhile: Awaitable[object]) -> Heard:
+        """Listen until `meanwhile` is over.
 
         What was sent is what the server processed less what MONITOR marks as called by a script: so a command
         that MONITOR hides is counted too. Raises CheckFailed if the two do not fit together."""
@@ -82,7 +86,7 @@ class Gauge:
             reading = asyncio.ensure_future(_between(monitor, own))
             try:
                 before, began = await self.spent(), loop.time()
-                await asyncio.sleep(for_s)
+                await meanwhile
                 after, took_s = await self.spent(), loop.time() - began
                 shown = await asyncio.wait_for(reading, PATIENCE_S)
             except TimeoutError:

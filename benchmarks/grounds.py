@@ -84,12 +84,15 @@ class ServerGrounds:
     async def fresh(self, folder: Path) -> AsyncIterator[Ground]:
         port = _free_port()
         url = f"redis://127.0.0.1:{port}/0"
-        async with self._serving(folder, port), _client(url) as client:
-            yield Ground(url, url, Gauge(client))
+        async with self._serving(folder, port) as pid, _client(url) as client:
+            gauge = Gauge(client)
+            if await gauge.pid() != pid:
+                raise CheckFailed(f"another server has taken port {port}")
+            yield Ground(url, url, gauge)
 
     @contextlib.asynccontextmanager
-    async def _serving(self, folder: Path, port: int) -> AsyncIterator[None]:
-        """Its settings are the defaults, but that it saves nothing."""
+    async def _serving(self, folder: Path, port: int) -> AsyncIterator[int]:
+        """Its process id. Its settings are the defaults, but that it saves nothing."""
         assert self._program is not None
         log = folder / "server.log"
         with log.open("ab") as out:
@@ -103,7 +106,7 @@ class ServerGrounds:
             )
         try:
             await _until_up(server, port, log)
-            yield
+            yield server.pid
         finally:
             await _end(server)
 

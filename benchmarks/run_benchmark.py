@@ -37,6 +37,7 @@ REFEREE_ENV: Final = "FLUXMESH_TEST_REFEREE"
 RESULTS: Final = ROOT / "benchmarks" / "results"
 MANY: Final = 50_000
 FEW: Final = 5_000
+CONCURRENCIES: Final = (8, 64, 256)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -51,6 +52,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--url", metavar="redis://…", help="an empty database of a server, instead of servers of our own"
     )
     parser.add_argument("--n", type=_count, metavar="N", help=f"jobs of the throughput figures ({MANY})")
+    parser.add_argument(
+        "--concurrency",
+        type=_counts,
+        default=CONCURRENCIES,
+        metavar="N,…",
+        help=f"slots of the drain, and batches of the floor ({','.join(map(str, CONCURRENCIES))})",
+    )
     parser.add_argument("--repeat", type=_count, metavar="N", help="repetitions of each (3)")
     parser.add_argument("--only", metavar="NAME,…", help="only these: " + ", ".join(MEASURES))
     parser.add_argument("--quick", action="store_true", help=f"{FEW} jobs, once: to see that it works")
@@ -74,6 +82,10 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1,000,000")
     return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_count(part) for part in text.split(",")))
 
 
 def _storages(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
@@ -198,6 +210,7 @@ def bench_of(options: argparse.Namespace, grounds: Grounds, folder: Path) -> Ben
         repeat=options.repeat or (1 if options.quick else 3),
         quick=options.quick,
         full=options.full,
+        concurrencies=options.concurrency,
         referee=referee,
         referee_note=note,
     )

@@ -16,7 +16,6 @@ from benchmarks.figures import Bound, CheckFailed, Figure, judged, rounded
 from benchmarks.seen import check_all_completed, span_s
 from benchmarks.toll import Toll
 
-CONCURRENCIES: Final = (8, 64, 256)
 RATES: Final = ("drain", "bulk_enqueue", "awaited_enqueue")
 TRIP: Final = "round_trip_us"
 FLOOR_S: Final = 600.0
@@ -30,7 +29,7 @@ async def floor(bench: Bench) -> AsyncIterator[Figure]:
     ours: dict[tuple[str, int], list[float]] = defaultdict(list)
     theirs: dict[tuple[str, int], list[float]] = defaultdict(list)
     loop = referee_sha256 = None
-    for batch in CONCURRENCIES:
+    for batch in bench.concurrencies:
         for turn in range(bench.repeat):
             both = [(ours, None), (theirs, bench.referee)] if bench.referee else [(ours, None)]
             # Who goes second meets a warmer machine.
@@ -93,9 +92,9 @@ def _remember(
     """The medians that ratios are taken to, and whether they may be."""
     ratios = {}
     for name, batches in (
-        *((f"drain at batch {batch}", (batch,)) for batch in CONCURRENCIES),
-        ("bulk_enqueue", CONCURRENCIES),  # an enqueue knows no batch
-        ("awaited_enqueue", CONCURRENCIES),
+        *((f"drain at batch {batch}", (batch,)) for batch in bench.concurrencies),
+        ("bulk_enqueue", bench.concurrencies),  # an enqueue knows no batch
+        ("awaited_enqueue", bench.concurrencies),
     ):
         rate = name.partition(" ")[0]
         own = [value for batch in batches for value in ours[rate, batch]]
@@ -122,7 +121,7 @@ def _beside(bench: Bench, ours: list[float], theirs: list[float], sha256: str | 
 
 async def drain(bench: Bench) -> AsyncIterator[Figure]:
     """Jobs that wait when the worker starts; from its first claim to its last settle, by storage stamps."""
-    for concurrency in CONCURRENCIES:
+    for concurrency in bench.concurrencies:
         rates, costs = [], []
         for _ in range(bench.repeat):
             async with bench.site() as site:

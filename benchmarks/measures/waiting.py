@@ -158,7 +158,7 @@ async def _watch(site: Site, worker: WorkerProcess, for_s: float) -> Rest:
 
 
 async def _hear(gauge: Gauge, for_s: float) -> tuple[float, dict[str, Any]]:
-    heard = await gauge.heard(for_s)
+    heard = await gauge.heard(asyncio.sleep(for_s))
     return heard.sent / heard.seconds, {
         "sent": heard.by_name,
         "called_by_scripts_per_s": rounded(heard.inside_scripts / heard.seconds),
