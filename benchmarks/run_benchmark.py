@@ -19,10 +19,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from benchmarks import floor
 from benchmarks.bench import Bench
@@ -38,6 +38,7 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 MANY: Final = 50_000
 FEW: Final = 5_000
 CONCURRENCIES: Final = (8, 64, 256)
+T = TypeVar("T")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -162,39 +163,53 @@ def referee_of(options: argparse.Namespace) -> tuple[Path | None, str | None]:
     return Path(named).resolve(), None
 
 
-def _end_by_signal(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
+def ran(work: Coroutine[Any, Any, T]) -> T:
+    """Its answer. SIGTERM cancels it, as Ctrl-C does: what it has started is stopped."""
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    return asyncio.run(guarded())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    signal.signal(signal.SIGTERM, _end_by_signal)
     ignored = [name for name in os.environ if name.startswith(ENV_PREFIX) and name != REFEREE_ENV]
     if ignored:
         say(f"defaults are what is measured; left aside: {', '.join(sorted(ignored))}")
     grounds = [grounds_of(name, options.url) for name in options.storages]
     try:
-        facts = [asyncio.run(ground.check()) for ground in grounds]
+        facts = [ran(ground.check()) for ground in grounds]
+        return measured(options, list(zip(grounds, facts, strict=True)))
     except Unfit as error:
         say(f"run_benchmark: {error}")
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+
+
+def measured(options: argparse.Namespace, storages: Sequence[tuple[Grounds, dict[str, Any]]]) -> int:
+    """The exit code. Each storage with what is told of it."""
     began = datetime.now(UTC)
     lines = Lines(options.out or RESULTS / f"{began:%Y-%m-%dT%H%M%SZ}.jsonl")
     folder = Path(tempfile.mkdtemp(prefix="fluxmesh-bench-", dir=options.folder))
     try:
-        for ground, told in zip(grounds, facts, strict=True):
-            bench = bench_of(options, ground, folder)
+        for grounds, facts in storages:
+            bench = bench_of(options, grounds, folder)
             run = Run(
-                storage=ground.storage,
+                storage=grounds.storage,
                 started_at=began.isoformat(timespec="seconds"),
                 revision=revision(),
-                machine=machine(folder, told),
+                machine=machine(folder, facts),
                 configuration=bench.configuration,
                 floor_sha256=floor.checksum(),
             )
-            asyncio.run(measure(bench, run, options.chosen, lines))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+            ran(measure(bench, run, options.chosen, lines))
     finally:
         lines.close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gauge import Gauge
+from benchmarks.grounds import Unfit, grounds_of
 from tests import redis_server
 from tests.architecture.gates import ROOT
 
@@ -138,14 +139,11 @@ def test_commands_that_clients_sent_are_counted_and_those_of_scripts_are_not(
     asyncio.run(count())
 
 
-def test_a_database_that_holds_keys_is_refused_and_left_alone(
-    server: redis_server.Server, tmp_path: Path
-) -> None:
+def test_a_database_that_holds_keys_is_refused_and_left_alone(server: redis_server.Server) -> None:
     with server.client(3) as client:
         client.set("precious", 1)
-        done = bench("--url", server.url(3), "--only", "bulk-enqueue", "--out", str(tmp_path / "lines"))
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "holds 1 keys" in done.stderr
+        with pytest.raises(Unfit, match="holds 1 keys"):
+            asyncio.run(grounds_of("redis", server.url(3)).check())
         assert client.get("precious") == b"1"
 
 
@@ -160,15 +158,17 @@ def test_a_server_that_is_named_is_used_and_its_database_left_empty(
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 1
 
 
-def test_without_a_server_or_a_program_of_one_nothing_is_measured(tmp_path: Path) -> None:
+def test_without_a_program_of_a_server_nothing_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "lines"
     done = bench("--storage", "redis", "--out", str(out), PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "redis-server" in done.stderr
     assert "PATH" in done.stderr
-    port = redis_server.free_port()
-    done = bench("--url", f"redis://:secret@127.0.0.1:{port}/0", "--out", str(out))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"127.0.0.1:{port}" in done.stderr
-    assert "secret" not in done.stderr
     assert not out.exists()
+
+
+def test_a_server_that_does_not_answer_is_told_without_its_password() -> None:
+    port = redis_server.free_port()
+    with pytest.raises(Unfit, match=f"127.0.0.1:{port}") as refused:
+        asyncio.run(grounds_of("redis", f"redis://:secret@127.0.0.1:{port}/0").check())
+    assert "secret" not in str(refused.value)
