@@ -133,9 +133,10 @@ class Rows:
         return int(time.monotonic() - self._began)
 
     async def write(self, jobs: Sequence[Written]) -> None:
-        first, at = self._arrivals, self._now()
-        self._arrivals += len(jobs)
-        rows = [(job_id, number, body, at) for number, (job_id, body) in enumerate(jobs, first)]
+        rows, at = [], self._now()
+        for job_id, body in jobs:
+            self._arrivals += 1
+            rows.append((job_id, self._arrivals, body, at))
         self.db.execute("begin immediate")
         self.db.executemany(WRITE, rows)
         self.db.execute("commit")
@@ -298,9 +299,14 @@ async def rate(count: int, work: Awaitable[object]) -> float:
     return count / (time.perf_counter() - began)
 
 
-async def enqueue(table: Table, count: int, at_once: int) -> None:
-    for first in range(0, count, at_once):
-        await table.write([written(number) for number in range(first, min(first + at_once, count))])
+async def bulk(table: Table, count: int) -> None:
+    for first in range(0, count, BULK):
+        await table.write([written(number) for number in range(first, min(first + BULK, count))])
+
+
+async def singles(table: Table, count: int) -> None:
+    for number in range(count):
+        await table.write([written(number)])
 
 
 async def round_trip_us(table: Table, count: int) -> float:
@@ -314,10 +320,10 @@ async def round_trip_us(table: Table, count: int) -> float:
 
 async def measure(opened: Callable[[], Awaitable[Table]], count: int, batch: int) -> dict[str, float]:
     table = await opened()
-    singles = min(SINGLES, count)
+    few = min(SINGLES, count)
     figures = {
-        "bulk_enqueue": await rate(count, enqueue(table, count, BULK)),
-        "awaited_enqueue": await rate(singles, enqueue(table, singles, 1)),
+        "bulk_enqueue": await rate(count, bulk(table, count)),
+        "awaited_enqueue": await rate(few, singles(table, few)),
         "round_trip_us": await round_trip_us(table, min(TRIPS, count)),
     }
     began = time.perf_counter()
