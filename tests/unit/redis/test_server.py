@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fluxmesh.clock import SystemClock
 from fluxmesh.config import Settings
 from fluxmesh.errors import InvalidOption, OutcomeUnknown, StorageRefused, StorageUnreachable
 from fluxmesh.job import Outcome, Status
@@ -17,20 +16,15 @@ from fluxmesh.outcome import Charge, Transition
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import (
-    Enqueued,
-    ExchangeAnswer,
     ExchangeRequest,
-    Registration,
     Settle,
     Settled,
-    TaskSpec,
     Verdict,
-    WorkerRef,
 )
 from fluxmesh.submission import prepare
 from tests.redis_server import Server
+from tests.unit.redis.play import BOUND_S, claim, play, put, register
 
-BOUND_S = 30.0
 COMPLETED = Transition(Status.COMPLETED, Outcome.COMPLETED, Charge.ATTEMPT, result=b"\x07")
 
 
@@ -39,32 +33,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)
     yield server
     server.stop()
-
-
-def play(url: str, scene: Callable[[Storage], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(BOUND_S):
-            storage = await open_storage(url, Settings(), create=True, clock=SystemClock())
-            try:
-                await scene(storage)
-            finally:
-                await storage.close()
-
-    asyncio.run(bounded())
-
-
-async def put(storage: Storage, payload: str = "") -> Enqueued:
-    (answer,) = await storage.enqueue([prepare({"task": "work"}).job((payload,), {})], queue_cap=1_000)
-    return answer
-
-
-async def register(storage: Storage, worker_id: str = "w1") -> WorkerRef:
-    seen = Registration(worker_id, ("default",), (0, 1, 2, 3), (TaskSpec("work"),), 8, 6.0, 2.0)
-    return WorkerRef(worker_id, await storage.register(seen))
-
-
-async def claim(storage: Storage, worker: WorkerRef, request_id: int) -> ExchangeAnswer:
-    return await storage.exchange(ExchangeRequest(worker, request_id, slots=1))
 
 
 def test_a_server_that_is_not_there_is_unreachable(server: Server) -> None:
@@ -82,36 +50,27 @@ def test_a_server_that_throws_keys_away_is_refused(server: Server, policy: str) 
     with server.client() as client:
         client.config_set("maxmemory-policy", policy)
     with pytest.raises(StorageRefused, match=policy):
-        play(server.url(), put)  # type: ignore[arg-type]
-
-
-def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--cluster-enabled", "yes")
-    try:
-        with pytest.raises(StorageRefused, match="cluster"):
-            play(server.url(), put)  # type: ignore[arg-type]
-    finally:
-        server.stop()
+        play(server.url(), put)
 
 
 def test_a_wrong_password_is_refused_and_not_shown(server: Server) -> None:
     with server.client() as client:
         client.config_set("requirepass", "right")
         with pytest.raises(StorageRefused) as caught:
-            play(f"redis://:wrong-one@127.0.0.1:{server.port}/0", put)  # type: ignore[arg-type]
+            play(f"redis://:wrong-one@127.0.0.1:{server.port}/0", put)
     assert "wrong-one" not in str(caught.value)
-    play(f"redis://:right@127.0.0.1:{server.port}/0", put)  # type: ignore[arg-type]
+    play(f"redis://:right@127.0.0.1:{server.port}/0", put)
 
 
 @pytest.mark.parametrize("tail", ["?colour=red", "?socket_connect_timeout=perhaps"])
 def test_an_option_that_the_url_cannot_have_is_refused(server: Server, tail: str) -> None:
     with pytest.raises(InvalidOption):
-        play(server.url() + tail, put)  # type: ignore[arg-type]
+        play(server.url() + tail, put)
 
 
 def test_a_database_that_the_server_has_not_is_refused(server: Server) -> None:
     with pytest.raises(StorageRefused):
-        play(server.url(999), put)  # type: ignore[arg-type]
+        play(server.url(999), put)
 
 
 def test_scripts_that_the_server_has_forgotten_are_sent_again(server: Server) -> None:
@@ -127,7 +86,7 @@ def test_scripts_that_the_server_has_forgotten_are_sent_again(server: Server) ->
 def test_a_verb_whose_answer_does_not_come_has_an_unknown_outcome(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluxmesh.storage.redis.connection.ANSWER_S", 0.2)
+    monkeypatch.setattr("fluxmesh.storage.redis.dialer.ANSWER_S", 0.2)
 
     async def scene(storage: Storage) -> None:
         await put(storage)
@@ -231,4 +190,4 @@ def test_a_server_that_wants_a_password_from_one_who_gives_none_is_refused(serve
     with server.client() as client:
         client.config_set("requirepass", "right")
     with pytest.raises(StorageRefused):
-        play(server.url(), put)  # type: ignore[arg-type]
+        play(server.url(), put)

@@ -63,7 +63,9 @@ async def _each(scripts: Scripts, verb: str, leading: tuple[Any, ...], items: Se
 
 
 # -- producers -------------------------------------------------------------------------------------------
-async def enqueue(scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int) -> list[Enqueued]:
+async def enqueue(
+    scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int, replicas: int = 0
+) -> list[Enqueued]:
     items = [
         (
             job.id, job.task, job.queue, job.tier, blob(job.payload), blob(job.options), job.delay_us,
@@ -72,7 +74,7 @@ async def enqueue(scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int) -> l
         )
         for job in jobs
     ]  # fmt: skip
-    answers = await scripts.run("enqueue", queue_cap, items)
+    answers = await scripts.run("enqueue", queue_cap, items, replicas=replicas)
     return [
         Enqueued(job.id, _CREATED) if answer == 1 else _enqueued(answer)
         for job, answer in zip(jobs, answers, strict=True)
