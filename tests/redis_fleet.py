@@ -39,15 +39,20 @@ def primary(folder: Path, *options: str) -> Server:
 def replica(folder: Path, of: Server, *options: str) -> Server:
     """A server that follows another, and has all its data."""
     made = primary(folder, "--replicaof", f"127.0.0.1 {of.port}", *options)
-    await_linked(made)
+    await_linked(made, of)
     return made
 
 
-def await_linked(server: Server) -> None:
-    with server.client() as client:
-        await_that(
-            lambda: client.info("replication").get("master_link_status") == "up", "the replica follows"
-        )
+def await_linked(follower: Server, of: Server) -> None:
+    """Until the primary counts it among its replicas."""
+
+    def online() -> bool:
+        seen = client.info("replication").values()
+        states = [one["state"] for one in seen if isinstance(one, dict) and one.get("port") == follower.port]
+        return states == ["online"]
+
+    with of.client() as client:
+        await_that(online, "the replica follows")
 
 
 def role(server: Server) -> str:

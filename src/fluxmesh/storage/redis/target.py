@@ -25,6 +25,7 @@ PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 _EXAMPLE: Final = "redis://host:6379/0"
 _SENTINEL_EXAMPLE: Final = "redis+sentinel://host:26379,host2:26379/service/0"
+_ESCAPED: Final = "in a password, %40 is @, %2F is /, %3F is ?, %23 is #"
 _LONGEST_S: Final = 3_600.0
 _TLS_OPTIONS: Final = tuple(
     f"ssl_{name}"
@@ -89,6 +90,8 @@ def parse_target(url: str) -> Target:
     parts = urlsplit(url)
     tls, by_sentinel = parts.scheme.startswith("rediss"), parts.scheme.endswith("+sentinel")
     example = _SENTINEL_EXAMPLE if by_sentinel else _EXAMPLE
+    if parts.fragment or ("@" not in parts.netloc and "@" in parts.path + parts.query):
+        raise InvalidOption("url", f"{shown!r} is not clear", hint=f"{example}; {_ESCAPED}")
     found = _options(parts, shown, tls=tls, by_sentinel=by_sentinel)
     service, database = _path(parts.path, shown, by_sentinel=by_sentinel, example=example)
     if database is not None and found.setdefault("db", database) != database:
@@ -129,9 +132,7 @@ def _address(text: str, port: int, shown: str, example: str) -> Address:
         host, _, rest = text.partition(":")
         rest = f":{rest}"
     if rest and not (rest[0] == ":" and rest[1:].isascii() and rest[1:].isdigit() and int(rest[1:]) < 65_536):
-        raise InvalidOption(
-            "url", f"{shown!r} has no port", hint=f"{example}; in a password, %40 is @, %2F is /, %3F is ?"
-        )
+        raise InvalidOption("url", f"{shown!r} has no port", hint=f"{example}; {_ESCAPED}")
     return (unquote(host) or "localhost", int(rest[1:]) if rest else port)
 
 
