@@ -82,10 +82,13 @@ def test_a_url_that_is_not_right_is_told(url: str, said: str) -> None:
 )
 def test_no_message_tells_a_password(url: str) -> None:
     assert "hidden" not in masked(url)
+    told = ""
     try:
-        parse_target(resolved_url(url))
+        told = parse_target(resolved_url(url)).shown
     except InvalidOption as error:
-        assert "hidden" not in str(error)
+        told = str(error)
+    assert "***" in told
+    assert "hidden" not in told
 
 
 @pytest.mark.parametrize("url", ["redis://[::1", "redis://a]b"])

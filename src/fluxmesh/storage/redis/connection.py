@@ -19,7 +19,7 @@ from redis.crc import key_slot
 
 from fluxmesh.errors import OutcomeUnknown, StorageError, StorageRefused, StorageUnreachable
 from fluxmesh.storage.redis import refusals
-from fluxmesh.storage.redis.dialer import LOST, Dialer
+from fluxmesh.storage.redis.dialer import LOST, WANTS_TLS, Dialer, hang_up
 from fluxmesh.storage.redis.keys import prefix_of
 from fluxmesh.storage.redis.route import ClusterRoute, FixedRoute, Route, SentinelRoute
 from fluxmesh.storage.redis.target import parse_target
@@ -78,9 +78,7 @@ class Connections:
                     hint="name the primary alone, or Sentinels: redis+sentinel://",
                 )
         except OutcomeUnknown as error:
-            raise StorageUnreachable(
-                error.message, hint="a server that wants TLS is named by rediss://"
-            ) from error
+            raise StorageUnreachable(error.message, hint=WANTS_TLS) from error
         self._check_server(found)
 
     def _check_server(self, found: dict[str, str]) -> None:
@@ -189,14 +187,14 @@ class Connections:
             finally:
                 self._busy.discard(connection)
                 if self._closed:
-                    await connection.disconnect(nowait=True)
+                    await hang_up(connection)
                     if not self._busy:
                         self._quiet.set()
                 elif connection.is_connected and connection in self._trusted:
                     self._idle.append(connection)
                 else:
                     self._trusted.discard(connection)
-                    await connection.disconnect(nowait=True)
+                    await hang_up(connection)
 
     async def _take(self) -> AbstractConnection:
         while self._idle:
@@ -204,7 +202,7 @@ class Connections:
             if connection in self._trusted and connection.is_connected and not _has_hung_up(connection):
                 return connection
             self._trusted.discard(connection)
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
         connection = await self.open()
         self._trusted.add(connection)
         return connection
@@ -225,7 +223,7 @@ class Connections:
                     return [error for _ in commands]
         except BaseException as error:
             # Answers may still be on their way: nobody may take them for his own.
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
             if isinstance(error, LOST):
                 self._doubt(connection)
                 raise self._lost(error) from error
@@ -258,7 +256,7 @@ class Connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), _CLOSE_S)
         for connection in [*self._idle, *self._busy]:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
         self._idle.clear()
         self._trusted.clear()
 

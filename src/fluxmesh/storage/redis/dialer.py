@@ -19,6 +19,7 @@ CONNECT_S: Final = 5.0
 ANSWER_S: Final = 10.0
 FOUND_ANSWER_S: Final = 5.0  # where another server may take over meanwhile
 _QUESTION_S: Final = 1.0
+WANTS_TLS: Final = "a server that wants TLS is named by rediss://"
 LOST: Final = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError, TimeoutError)
 # A peer that is gone without a word is noticed by the kernel, at no command of ours.
 _KEEPALIVE: Final = {
@@ -85,7 +86,7 @@ class Dialer:
             async with asyncio.timeout(connection.socket_connect_timeout):
                 await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException as error:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
             if isinstance(error, driver.ResponseError | driver.AuthenticationError):
                 raise refusals.refusal(self.where, error) from error
             if isinstance(error, (*LOST, driver.RedisError)):
@@ -98,9 +99,13 @@ class Dialer:
         trouble = refusals.tls_trouble(self.where, error)
         if trouble is not None:
             return trouble
-        return StorageUnreachable(
-            f"{self.where}: {str(error) or 'no answer in time'}", hint="is the server running?"
-        )
+        late = isinstance(error, TimeoutError | driver.TimeoutError)
+        hint = "is the server running?"
+        if late and self._target.tls:
+            hint = "is the server running, and does its port speak TLS? redis:// is without it"
+        elif isinstance(_cause(error), ConnectionResetError | EOFError | asyncio.IncompleteReadError):
+            hint = WANTS_TLS
+        return StorageUnreachable(f"{self.where}: {str(error) or 'no answer in time'}", hint=hint)
 
     async def question(self, address: Address, *words: Any, sentinel: bool = False) -> Any:
         """The answer to one small question, asked on a connection of its own."""
@@ -108,7 +113,21 @@ class Dialer:
         try:
             return await ask(self.where, connection, *words)
         finally:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return error
+
+
+async def hang_up(connection: AbstractConnection) -> None:
+    """Close at once. TLS would wait for the other side's good-bye, which a dead one does not say."""
+    writer = getattr(connection, "_writer", None)
+    if writer is not None and isinstance(connection, SSLConnection):
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)
 
 
 async def ask(where: str, connection: AbstractConnection, *question: Any) -> Any:

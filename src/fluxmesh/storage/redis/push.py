@@ -16,7 +16,7 @@ from redis.asyncio.connection import AbstractConnection
 from fluxmesh.errors import StorageError, StorageUnreachable
 from fluxmesh.events import Event
 from fluxmesh.storage.redis.connection import Connections
-from fluxmesh.storage.redis.dialer import CONNECT_S
+from fluxmesh.storage.redis.dialer import CONNECT_S, hang_up
 
 _AGAIN_S: Final = 0.2
 _AGAIN_MOST_S: Final = 5.0
@@ -123,7 +123,7 @@ class Listener:
 
     async def _connect(self) -> None:
         if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+            await hang_up(self._connection)
         self._connection = await self._connections.open(patient=True)
         for channel in self._acks:
             await self._send("SUBSCRIBE", channel)
@@ -148,7 +148,7 @@ class Listener:
             with contextlib.suppress(asyncio.CancelledError):
                 await reading
         if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+            await hang_up(self._connection)
             self._connection = None
 
 
