@@ -19,7 +19,7 @@ from fluxmesh.storage.values import (
 )
 from fluxmesh.submission import NewJob, prepare
 
-BOUND_S = 60.0
+BOUND_S = 30.0
 
 
 def play(url: str, scene: Callable[[Storage], Awaitable[object]], settings: Settings | None = None) -> None:
