@@ -91,6 +91,8 @@ class Sentinel:
         try:
             with self.client() as client:
                 return bool(client.ping())
+        except self._redis.AuthenticationError:
+            return True
         except self._redis.RedisError:
             return False
 

@@ -136,7 +136,7 @@ async def ask(where: str, connection: AbstractConnection, *question: Any) -> Any
         async with asyncio.timeout(_QUESTION_S):
             await connection.send_command(*question, check_health=False)
             return await connection.read_response(disable_decoding=True)
-    except driver.ResponseError as error:
+    except (driver.ResponseError, driver.AuthenticationError) as error:
         raise refusals.refusal(where, error) from error
     except LOST as error:
         raise StorageUnreachable(f"{where}: {str(error) or 'no answer in time'}") from error

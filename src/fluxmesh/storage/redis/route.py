@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from redis import exceptions as driver
 from redis.asyncio.connection import AbstractConnection
 
-from fluxmesh.errors import FluxMeshError, StorageError, StorageRefused, StorageUnreachable
+from fluxmesh.errors import StorageError, StorageRefused, StorageUnreachable
 from fluxmesh.storage.redis.dialer import CONNECT_S, Dialer, shown
 from fluxmesh.storage.redis.target import Address
 
@@ -123,7 +123,8 @@ class SentinelRoute(FoundRoute):
         self._service = service
 
     async def _find(self) -> Address:
-        failed: dict[str, FluxMeshError | str] = {}
+        failed: dict[str, str] = {}
+        refused: StorageRefused | None = None
         for sentinel in list(self._sentinels):
             try:
                 named = await self._ask(sentinel)
@@ -137,10 +138,11 @@ class SentinelRoute(FoundRoute):
                     self._sentinels.remove(sentinel)
                     self._sentinels.insert(0, sentinel)
                     return named
-            except StorageRefused:
-                raise
             except StorageError as error:
+                refused = error if isinstance(error, StorageRefused) else refused
                 failed[shown(sentinel)] = error.message.removeprefix(f"{self._dialer.where}: ")
+        if refused is not None:
+            raise refused
         said = "; ".join(f"{who}: {what}" for who, what in failed.items())
         raise StorageUnreachable(
             f"{self._dialer.where}: no primary found ({said})",
