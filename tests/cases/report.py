@@ -16,6 +16,7 @@ TITLES: Final = {
     "C02": "healthy job far longer than the lease",
     "C05": "bookkeeping lost",
     "C06": "one bad message must not hurt the batch",
+    "C08": "script cache lost, replica promoted",
     "C12": "many delayed jobs",
     "C13": "long job must not sit on short ones",
     "C14": "urgent job overtakes the backlog",
