@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from redis.backoff import NoBackoff
+
 from tests.redis_server import Server, free_port, program
 
 SERVICE: Final = "jobs"
 SLOTS: Final = 16_384
-DOWN_AFTER_MS: Final = 1_000
+DOWN_AFTER_MS: Final = 500
 _SETTLE_S: Final = 30.0
 _LOOK_S: Final = 0.02
 _BUS: Final = 10_000  # a cluster's nodes talk so far above their ports
@@ -38,7 +40,7 @@ def primary(folder: Path, *options: str) -> Server:
 
 def replica(folder: Path, of: Server, *options: str) -> Server:
     """A server that follows another, and has all its data."""
-    made = primary(folder, "--replicaof", f"127.0.0.1 {of.port}", *options)
+    made = primary(folder, "--replicaof", "127.0.0.1", str(of.port), *options)
     await_linked(made, of)
     return made
 
@@ -97,7 +99,7 @@ class Sentinel:
             return False
 
     def client(self) -> Any:
-        return self._redis.Redis(port=self.port)
+        return self._redis.Redis(port=self.port, retry=self._redis.retry.Retry(NoBackoff(), 0))
 
     def await_replicas(self, count: int) -> None:
         """Until it knows so many: of others it could promote none."""
@@ -105,6 +107,20 @@ class Sentinel:
             await_that(
                 lambda: client.sentinel_master(SERVICE)["num-slaves"] >= count, f"it knows {count} replicas"
             )
+
+    def fail_over(self) -> None:
+        """Have it promote the replica, as soon as it finds it good enough."""
+
+        def begun() -> bool:
+            try:
+                return bool(client.execute_command("SENTINEL", "FAILOVER", SERVICE))
+            except self._redis.ResponseError:
+                return False
+
+        with self.client() as client:
+            before = self.primary_port()
+            await_that(begun, "the failover begins")
+            await_that(lambda: self.primary_port() != before, "the Sentinel has switched")
 
     def primary_port(self) -> int:
         with self.client() as client:
@@ -161,6 +177,17 @@ class Cluster:
     def id_of(self, node: Server) -> str:
         with node.client() as client:
             return _text(client.execute_command("CLUSTER", "MYID"))
+
+    def owner_of(self, key: str) -> Server:
+        def owns(node: Server) -> bool:
+            with node.client() as client:
+                try:
+                    client.execute_command("EXISTS", key)
+                except node.redis.exceptions.MovedError:
+                    return False
+            return True
+
+        return next(node for node in self.nodes if owns(node))
 
     def give(self, slot: int, to: Server) -> None:
         """Make another node the owner of an empty slot."""

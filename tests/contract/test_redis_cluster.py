@@ -1,4 +1,4 @@
-"""The contract suite, bound to a cluster of one node: `make cases` and whoever asks for it."""
+"""The contract suite, bound to a cluster of one node. Run by its name (docs/testing.md)."""
 
 from __future__ import annotations
 

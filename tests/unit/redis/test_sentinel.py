@@ -14,6 +14,7 @@ from fluxmesh.errors import OutcomeUnknown, StorageError, StorageRefused, Storag
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import Enqueued, Verdict
+from fluxmesh.submission import NewJob
 from tests.redis_fleet import SERVICE, Sentinel, await_that, primary, replica, role, sentinel_url
 from tests.redis_server import Server, free_port
 from tests.unit.redis.play import claim, new_job, play, put, register
@@ -31,11 +32,6 @@ class Pair:
         self.sentinel.await_replicas(1)
         self.url = sentinel_url(self.sentinel)
 
-    def promote(self) -> None:
-        """By hand, behind the Sentinel's back: it goes on to name the first for a while."""
-        with self.second.client() as client:
-            client.execute_command("REPLICAOF", "NO", "ONE")
-
     def stop(self) -> None:
         self.sentinel.stop()
         self.first.stop()
@@ -49,9 +45,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     pair.stop()
 
 
-async def put_until_taken(storage: Storage) -> tuple[Enqueued, list[StorageError]]:
+async def put_until_taken(storage: Storage, job: NewJob | None = None) -> tuple[Enqueued, list[StorageError]]:
     """Submit one job as a careful caller does: the same job again, until it is accepted."""
-    job, errors = new_job(), []
+    job, errors = job or new_job(), []
     async with asyncio.timeout(FAILOVER_S):
         while True:
             try:
@@ -93,9 +89,7 @@ def test_a_primary_that_has_become_a_replica_is_left_without_an_error(pair: Pair
 
     async def scene(storage: Storage) -> None:
         await put(storage)
-        with pair.sentinel.client() as client:
-            client.execute_command("SENTINEL", "FAILOVER", SERVICE)
-        await_that(lambda: pair.sentinel.primary_port() == pair.second.port, "the Sentinel has switched")
+        pair.sentinel.fail_over()
         with pair.first.client() as client:  # a connection that nobody has cut
             client.execute_command("REPLICAOF", "127.0.0.1", pair.second.port)
         assert (await put(storage)).verdict is Verdict.CREATED
@@ -193,18 +187,17 @@ def test_a_wait_that_replicas_do_not_answer_looks_the_primary_up_anew(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A primary that was cut off goes on to take what nobody will keep."""
-    monkeypatch.setattr("fluxmesh.storage.redis.connection.WAIT_MS", 200)
 
     async def scene(storage: Storage) -> None:
         job = new_job()
         await put(storage)
         before = ours(pair.first)
+        monkeypatch.setattr("fluxmesh.storage.redis.connection.WAIT_MS", 200)
         pair.second.process.send_signal(signal.SIGSTOP)
         with pytest.raises(OutcomeUnknown):
             await storage.enqueue([job], queue_cap=1_000)
         pair.second.process.send_signal(signal.SIGCONT)
-        (answer,) = await storage.enqueue([job], queue_cap=1_000)
-        assert answer.verdict is Verdict.EXISTING
+        assert (await put_until_taken(storage, job))[0].verdict is Verdict.EXISTING
         assert len(before) == 1
         assert not before & ours(pair.first)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fluxmesh.config import Settings
 from fluxmesh.errors import InvalidOption, OutcomeUnknown, StorageRefused, StorageUnreachable
 from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import Charge, Transition
+from fluxmesh.queue import Queue
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import (
@@ -22,6 +24,7 @@ from fluxmesh.storage.values import (
     Verdict,
 )
 from fluxmesh.submission import prepare
+from tests.redis_fleet import await_that
 from tests.redis_server import Server
 from tests.unit.redis.play import BOUND_S, claim, play, put, register
 
@@ -145,22 +148,88 @@ def test_the_answer_of_a_verb_that_was_given_up_is_nobody_elses(server: Server) 
     play(server.url(), scene)
 
 
+def has_flags(server: Server) -> bool:
+    return int(server.version().split(".")[0]) >= 7
+
+
+def limit_memory(server: Server, bytes_: int) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory", bytes_)
+
+
 def test_when_memory_is_full_nothing_is_taken_in_and_what_runs_can_end(server: Server) -> None:
     async def scene(storage: Storage) -> None:
         worker = await register(storage)
         await put(storage)
         (job,) = (await claim(storage, worker, 1)).running
-        with server.client() as client:
-            client.config_set("maxmemory", 1)
-        with pytest.raises(StorageUnreachable):
+        limit_memory(server, 1)
+        with pytest.raises(StorageUnreachable, match="OOM"):
             await put(storage)
-        settle = (Settle(job.id, job.token, COMPLETED),)
-        assert (await storage.exchange(ExchangeRequest(worker, 2, settle))).settled == (Settled.APPLIED,)
-        with server.client() as client:
-            client.config_set("maxmemory", 0)
+        ends = ExchangeRequest(worker, 2, (Settle(job.id, job.token, COMPLETED),))
+        if has_flags(server):
+            assert (await storage.exchange(ends)).settled == (Settled.APPLIED,)
+        limit_memory(server, 0)
         assert (await put(storage)).verdict is Verdict.CREATED
 
     play(server.url(), scene)
+
+
+def test_without_script_flags_a_refused_end_changes_nothing_and_is_taken_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis 6.2 knows no flags; a newer one that is not told any does the same."""
+    monkeypatch.setattr("fluxmesh.storage.redis.connection._FLAGS_SINCE", 1_000)
+
+    async def scene(storage: Storage) -> None:
+        worker = await register(storage)
+        await put(storage)
+        (job,) = (await claim(storage, worker, 1)).running
+        before = await storage.get(job.id)
+        limit_memory(server, 1)
+        ends = ExchangeRequest(worker, 2, (Settle(job.id, job.token, COMPLETED),))
+        for _ in range(2):
+            with pytest.raises(StorageUnreachable, match=r"OOM.*memory is full"):
+                await storage.exchange(ends)
+        assert await storage.get(job.id) == before
+        limit_memory(server, 0)
+        assert (await storage.exchange(ends)).settled == (Settled.APPLIED,)
+
+    play(server.url(), scene)
+
+
+def test_without_script_flags_a_worker_keeps_its_ends_claims_nothing_and_goes_on_when_there_is_room(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fluxmesh.storage.redis.connection._FLAGS_SINCE", 1_000)
+    queue = Queue(server.url(), settings={"lease_s": 2.0})
+    gate = threading.Event()
+    entered: list[int] = []
+
+    @queue.task(name="work")
+    def work(number: int) -> int:
+        entered.append(number)
+        gate.wait(BOUND_S)
+        return number
+
+    worker = queue.worker(concurrency=2)
+    worker.start()
+    try:
+        jobs = work.map([(number,) for number in range(4)])
+        await_that(lambda: len(entered) == 2, "two bodies run")
+        limit_memory(server, 1)
+        gate.set()
+        with server.client() as client:
+            refusals = client.info("stats")["total_error_replies"]
+            await_that(
+                lambda: client.info("stats")["total_error_replies"] >= refusals + 3, "ends are refused"
+            )
+        assert len(entered) == 2
+        limit_memory(server, 0)
+        assert [job.result(timeout=BOUND_S) for job in jobs] == [0, 1, 2, 3]
+        assert sorted(entered) == [0, 1, 2, 3]  # each once: the ends had waited in the worker
+    finally:
+        worker.stop(1)
+        queue.close()
 
 
 def test_many_verbs_at_once_each_get_their_own_answer(server: Server) -> None:

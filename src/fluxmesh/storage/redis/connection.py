@@ -115,6 +115,8 @@ class Connections:
             text: bytes = await self.command("INFO", section)
             lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
             found.update({name: value for name, _, value in lines})
+        # Valkey calls it otherwise.
+        found.setdefault("redis_mode", found.get("server_mode", "unknown"))
         return found
 
     def check_usable(self) -> None:
