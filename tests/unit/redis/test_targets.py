@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from fluxmesh.errors import InvalidOption
-from fluxmesh.storage.redis.target import parse_target
+from fluxmesh.storage.redis.target import OPTIONS, parse_target
 from fluxmesh.storage.registry import BACKENDS, masked, resolved_url
 
 
@@ -95,6 +98,14 @@ def test_no_message_tells_a_password(url: str) -> None:
 def test_brackets_that_hold_no_address_are_told(url: str) -> None:
     with pytest.raises(InvalidOption, match="url"):
         resolved_url(url)
+
+
+def test_the_page_on_redis_lists_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text("utf-8")
+    table = page.partition("| option")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(OPTIONS)
 
 
 def test_every_form_is_a_storage_by_name() -> None:

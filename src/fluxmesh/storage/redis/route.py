@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -45,10 +46,10 @@ class FixedRoute:
         raise failed[-1]
 
     def heard(self, refusal: Exception) -> None:
-        pass
+        """It has nowhere else to go."""
 
 
-class FoundRoute:
+class FoundRoute(ABC):
     """To a server that others name. Whoever comes while it is looked up waits for that answer; after a
     failure the next look-up comes later and later, and until then the failure is told again."""
 
@@ -100,11 +101,12 @@ class FoundRoute:
         self._again_at = asyncio.get_running_loop().time() + self._pause_s
         self._pause_s = min(self._pause_s * 2, _PAUSE_MOST_S)
 
+    @abstractmethod
     async def _find(self) -> Address:
-        raise NotImplementedError
+        """Ask around. Raises StorageUnreachable if nobody knows, StorageRefused if nobody may tell us."""
 
     def heard(self, refusal: Exception) -> None:
-        pass
+        """The next look-up will find it."""
 
 
 def _look_at(task: asyncio.Task[Address]) -> None:

@@ -70,7 +70,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-_READ: Final[Mapping[str, Callable[[str], object]]] = {
+OPTIONS: Final[Mapping[str, Callable[[str], object]]] = {
     "db": _whole,
     "username": str,
     "password": str,
@@ -139,15 +139,15 @@ def _address(text: str, port: int, shown: str, example: str) -> Address:
 def _options(parts: SplitResult, shown: str, *, tls: bool, by_sentinel: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in _READ:
-            known = ", ".join(_READ)
+        if name not in OPTIONS:
+            known = ", ".join(OPTIONS)
             raise InvalidOption("url", f"{shown!r}: there is no option {name!r}", hint=f"known: {known}")
         if name.startswith("ssl_") and not tls:
             raise InvalidOption("url", f"{shown!r}: {name} is of TLS", hint="rediss://")
         if name.startswith("sentinel_") and not by_sentinel:
             raise InvalidOption("url", f"{shown!r}: {name} is of Sentinel", hint=_SENTINEL_EXAMPLE)
         try:
-            found[name] = _READ[name](text)
+            found[name] = OPTIONS[name](text)
         except ValueError:
             raise InvalidOption("url", f"{shown!r}: {name} is not right", hint="see docs/redis.md") from None
     return found
