@@ -105,9 +105,6 @@ class FoundRoute(ABC):
     async def _find(self) -> Address:
         """Ask around. Raises StorageUnreachable if nobody knows, StorageRefused if nobody may tell us."""
 
-    def heard(self, refusal: Exception) -> None:
-        """The next look-up will find it."""
-
 
 def _look_at(task: asyncio.Task[Address]) -> None:
     """Whoever waited for it may have given up; then nobody is to be told of its failure."""
@@ -160,6 +157,9 @@ class SentinelRoute(FoundRoute):
     async def _role(self, address: Address) -> str:
         answer = await self._dialer.question(address, "ROLE")
         return str(answer[0].decode())
+
+    def heard(self, refusal: Exception) -> None:
+        """Sentinels are asked anew in any case."""
 
 
 class ClusterRoute(FoundRoute):
