@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fluxmesh.api.problems import problem_of
 from fluxmesh.config import Settings, load_settings
 from fluxmesh.errors import InvalidOption, OutcomeUnknown
 from fluxmesh.queue import Queue
@@ -65,8 +66,12 @@ def test_without_the_replica_the_outcome_is_unknown_and_a_repetition_waits_again
         monkeypatch.setattr("fluxmesh.storage.redis.connection.WAIT_MS", 200)
         follower.process.send_signal(signal.SIGSTOP)
         for _ in range(2):  # a job that is known does not pass for one that replicas have
-            with pytest.raises(OutcomeUnknown, match=r"outcome unknown.*0 of 1 replicas.*safe to repeat"):
+            with pytest.raises(
+                OutcomeUnknown, match=r"outcome unknown.*0 of 1 replicas.*safe to repeat"
+            ) as caught:
                 await storage.enqueue([job], queue_cap=1_000)
+            told = problem_of(caught.value)  # as REST tells it
+            assert (told["status"], told["code"]) == (503, "outcome_unknown")
         follower.process.send_signal(signal.SIGCONT)
         assert (await enqueue_until_accepted(storage, job)).verdict is Verdict.EXISTING
         with follower.client() as client:
