@@ -294,8 +294,7 @@ def test_a_large_payload_is_warned_of(task: AsyncTask[..., Any], caplog: pytest.
         ({"settings": {"lease_s": 1}}, "lease_s: 1"),
         (
             {"url": "nosql://x"},
-            "unknown storage 'nosql' (known: sqlite://, redis://, rediss://, redis+sentinel://, "
-            "rediss+sentinel://, memory://)",
+            "unknown storage 'nosql' (known: sqlite://, redis://, rediss://, redis+sentinel://",
         ),
         ({"url": "jobs.db"}, "'jobs.db' is a path and not a URL (write sqlite:///jobs.db)"),
         ({"durability": "full"}, "(process or power)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,16 +170,24 @@ def test_a_primary_that_hangs_is_given_up_with_all_connections_to_it(
     monkeypatch.setattr("fluxmesh.storage.redis.dialer.FOUND_ANSWER_S", 0.5)
 
     async def scene(storage: Storage) -> None:
+        worker = await register(storage)
+        await claim(storage, worker, 1)
         await asyncio.gather(*(put(storage) for _ in range(5)))
-        await register(storage)
         pair.first.process.send_signal(signal.SIGSTOP)
         try:
             taken, errors = await put_until_taken(storage)
+            assert taken.verdict is Verdict.CREATED
+            assert isinstance(errors[0], OutcomeUnknown)
+            assert role(pair.second) == "master"
+            # The subscriber, too, listens to a server that says nothing any more.
+            await storage.wait_for_work(worker, 2)
+            for request in itertools.count(2):
+                if not (await claim(storage, worker, request)).running:
+                    break
+            await put(storage)
+            assert await storage.wait_for_work(worker, 10)
         finally:
             pair.first.process.send_signal(signal.SIGCONT)
-        assert taken.verdict is Verdict.CREATED
-        assert isinstance(errors[0], OutcomeUnknown)
-        assert role(pair.second) == "master"
 
     play(pair.url, scene)
 
