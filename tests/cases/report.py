@@ -17,6 +17,7 @@ TITLES: Final = {
     "C05": "bookkeeping lost",
     "C06": "one bad message must not hurt the batch",
     "C07": "Redis restarts",
+    "C08": "script cache lost, replica promoted",
     "C12": "many delayed jobs",
     "C13": "long job must not sit on short ones",
     "C14": "urgent job overtakes the backlog",

@@ -125,9 +125,9 @@ class Store:
                 return items, cursor, found.partial
 
     async def check_ready(self) -> None:
-        """Raises StorageUnreachable if the storage does not read and write within READY_MOST_S, StorageRefused
-        if it cannot be relied on. A look that is still under way is waited for, so that those of a frozen
-        storage do not pile up in it."""
+        """Raises StorageUnreachable if the storage does not read and write within READY_MOST_S, and
+        StorageRefused if it cannot be relied on. A look that is still under way is waited for, so that those
+        of a frozen storage do not pile up in it."""
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self._read_and_write())
             # Where nobody waited for its end, nobody asks how it ended either.

@@ -61,7 +61,9 @@ class RedisStorage:
         self.namespace = settings.namespace
         self._lease_us = round(settings.lease_s * US)
         self._connections = connections
-        self._scripts = Scripts(connections, prefix_of(settings.namespace), clock)
+        self._wait_replicas = settings.wait_replicas
+        prefix = prefix_of(settings.namespace, in_cluster=connections.in_cluster)
+        self._scripts = Scripts(connections, prefix, clock)
         self._listener = Listener(connections)
         self._bells = Bells(self._listener)
         self._loop = asyncio.get_running_loop()
@@ -69,7 +71,9 @@ class RedisStorage:
     # -- producers -----------------------------------------------------------------------------------
     async def enqueue(self, jobs: Sequence[NewJob], *, queue_cap: int) -> list[Enqueued]:
         self._connections.check_usable()
-        return await verbs.enqueue(self._scripts, checked_batch(jobs), queue_cap) if jobs else []
+        if not jobs:
+            return []
+        return await verbs.enqueue(self._scripts, checked_batch(jobs), queue_cap, self._wait_replicas)
 
     async def wait_for(self, job_id: str, timeout_s: float) -> Job | None:
         over = asyncio.Event()
@@ -216,7 +220,7 @@ async def open_backend(
     connections = Connections(url)
     try:
         async with asyncio.timeout(OPEN_S):
-            await connections.check()
+            await connections.check(settings.namespace)
     except TimeoutError:
         await connections.close()
         raise StorageUnreachable(

@@ -76,8 +76,10 @@ def _new(job: NewJob) -> tuple[Any, ...]:
     return first if rest == _NOTHING_MORE else first + rest
 
 
-async def enqueue(scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int) -> list[Enqueued]:
-    answers = await scripts.run("enqueue", queue_cap, list(map(_new, jobs)))
+async def enqueue(
+    scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int, replicas: int = 0
+) -> list[Enqueued]:
+    answers = await scripts.run("enqueue", queue_cap, list(map(_new, jobs)), replicas=replicas)
     return [
         Enqueued(job.id, _CREATED) if answer == 1 else _enqueued(answer)
         for job, answer in zip(jobs, answers, strict=True)
