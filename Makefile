@@ -19,7 +19,7 @@ demo: setup ## show the life of real jobs in a few seconds (DIR=path: on the fil
 test: setup services ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
 	$(PYTHON) -m pytest tests -m "not slow" $(PYTEST_ARGS)
 
-cases: setup ## the failure cases at their full waiting times, and the table of docs/cases.md
+cases: setup services ## the failure cases at their full waiting times, on every storage, and the table of docs/cases.md
 	@mkdir -p build && rm -f build/cases.jsonl
 	FLUXMESH_TEST_CASES=full FLUXMESH_TEST_CASE_LINES=$(CURDIR)/build/cases.jsonl \
 		$(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)

@@ -15,8 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
+from benchmarks.bounds import BOUNDS
 from benchmarks.crew import OwnerProcess, WorkerProcess, run_module, working
-from benchmarks.figures import ROOT, CheckFailed, Floor
+from benchmarks.figures import ROOT, Bound, CheckFailed, Floor
+from benchmarks.grounds import Ground, Grounds
 from benchmarks.seen import Seen
 from fluxmesh.config import ENV_PREFIX, Settings
 from fluxmesh.job import Status
@@ -40,10 +42,11 @@ def clean_environment(**more: str) -> dict[str, str]:
 class Site:
     """One fresh database in a folder of its own, with the processes that work on it."""
 
-    def __init__(self, folder: Path, storage: Storage, url: str, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, storage: Storage, ground: Ground, environment: dict[str, str]) -> None:
         self.folder = folder
         self.storage = storage
-        self.url = url
+        self.url = ground.url
+        self.gauge = ground.gauge
         self.environment = environment
 
     async def produce(self, mode: str, *arguments: object, within_s: float = 120.0) -> dict[str, Any]:
@@ -110,9 +113,23 @@ class Site:
         finally:
             await process.kill()
 
-    async def until_completed(self, count: int, worker: WorkerProcess, within_s: float | None = None) -> None:
+    async def until_completed(
+        self,
+        count: int,
+        worker: WorkerProcess,
+        within_s: float | None = None,
+        look: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
+        """`look` is told at each look how many have completed."""
+
+        async def completed() -> bool:
+            done = (await self.storage.counts()).by_status.get(Status.COMPLETED, 0)
+            if look is not None:
+                await look(done)
+            return done >= count
+
         limit_s = 60 + count / SLOWEST_RATE if within_s is None else within_s
-        await self.until(lambda: self._completed(count), limit_s, worker)
+        await self.until(completed, limit_s, worker)
 
     async def until(
         self, holds: Callable[[], Awaitable[bool]], within_s: float, worker: WorkerProcess | None = None
@@ -128,9 +145,6 @@ class Site:
                 raise CheckFailed(f"not done after {within_s:g} s; jobs: {dict(counts)}")
             await asyncio.sleep(LOOK_S)
 
-    async def _completed(self, count: int) -> bool:
-        return (await self.storage.counts()).by_status.get(Status.COMPLETED, 0) >= count
-
     async def _ready(self, worker_id: str, processes: int) -> bool:
         fleet = await self.storage.fleet()
         names = {worker_id, *(f"{worker_id}.{number}" for number in range(processes))}
@@ -138,24 +152,28 @@ class Site:
 
 
 class Bench:
-    """One run: its options, and the floor once it is measured."""
+    """One run on one storage: its options, and the floor once it is measured."""
 
     def __init__(
         self,
         *,
+        grounds: Grounds,
         folder: Path,
         n: int,
         repeat: int,
         quick: bool,
         full: bool,
+        concurrencies: Sequence[int],
         referee: Path | None,
         referee_note: str | None,
     ) -> None:
+        self.grounds = grounds
         self.folder = folder
         self.n = n
         self.repeat = repeat
         self.quick = quick
         self.full = full
+        self.concurrencies = concurrencies
         self.referee = referee
         self.referee_note = referee_note
         self.floors: dict[str, Floor] = {}
@@ -165,7 +183,12 @@ class Bench:
     def configuration(self) -> dict[str, Any]:
         """What was measured with: the settings in force, and how much of it."""
         settings = msgspec.to_builtins(Settings())
-        return {"settings": settings, "n": self.n, "repeat": self.repeat, "quick": self.quick}
+        options = {"n": self.n, "repeat": self.repeat, "quick": self.quick}
+        return {"storage": self.grounds.storage, "settings": settings, **options}
+
+    def bound(self, name: str) -> Bound | None:
+        """What this storage is held to."""
+        return BOUNDS[self.grounds.storage].get(name)
 
     def floor(self, figure: str, batch: int | None = None) -> Floor | None:
         """A figure of this run's floor; None if it was not measured."""
@@ -174,19 +197,23 @@ class Bench:
     def note_floor(self, name: str, values: Sequence[float]) -> None:
         self.floors[name] = Floor(name, statistics.median(values))
 
-    def scratch(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix="site-", dir=self.folder))
+    @contextlib.asynccontextmanager
+    async def ground(self) -> AsyncIterator[tuple[Path, Ground]]:
+        """An empty folder and an empty database; both gone at the end."""
+        folder = Path(tempfile.mkdtemp(prefix="site-", dir=self.folder))
+        try:
+            async with self.grounds.fresh(folder) as ground:
+                yield folder, ground
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.asynccontextmanager
     async def site(self) -> AsyncIterator[Site]:
-        """A fresh database; gone at the end."""
-        folder = self.scratch()
-        try:
-            url = f"sqlite:///{folder / 'jobs.db'}"
+        """A fresh database of FluxMesh; gone at the end."""
+        async with self.ground() as (folder, ground):
+            url = ground.url
             storage = await open_storage(url, Settings(url=url), create=True)
             try:
-                yield Site(folder, storage, url, clean_environment(FLUXMESH_URL=url))
+                yield Site(folder, storage, ground, clean_environment(FLUXMESH_URL=url))
             finally:
                 await storage.close()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)

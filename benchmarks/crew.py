@@ -143,8 +143,8 @@ class OwnerProcess:
         self._arguments = (url, str(count))
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> int:
-        """How many jobs it owns."""
+    async def start(self) -> tuple[int, int]:
+        """How many jobs it owns, and its epoch."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -157,7 +157,8 @@ class OwnerProcess:
         )
         assert self._process.stdout is not None
         text = await asyncio.wait_for(self._process.stdout.readline(), STOP_S)
-        return int(text or b"0")
+        owned, epoch = map(int, text.split() or (0, 0))
+        return owned, epoch
 
     async def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

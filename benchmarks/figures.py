@@ -11,9 +11,8 @@ import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-import apsw
 import msgspec
 from msgspec import Struct
 
@@ -27,20 +26,27 @@ class CheckFailed(Exception):
 
 
 class Bound(Struct, frozen=True):
-    """What the figure should be. `of` says which value of the repetitions is held to it."""
+    """What the figure should be. `of` says what is held to it: the median or the worst value of the
+    repetitions, or the ratio of the median to the floor's figure."""
 
     limit: float
     at_most: bool = False
-    of: str = "median"  # or "worst"
+    of: Literal["median", "worst", "ratio to floor"] = "median"
 
     def text(self, unit: str) -> str:
-        return f"{self.of} {'<=' if self.at_most else '>='} {self.limit:g} {unit}"
+        measured_in = "" if self.of == "ratio to floor" else f" {unit}"
+        return f"{self.of} {'<=' if self.at_most else '>='} {self.limit:g}{measured_in}"
 
-    def met_by(self, values: Sequence[float]) -> bool:
-        if self.of == "median":
-            value = statistics.median(values)
-        else:
+    def met_by(self, values: Sequence[float], floor: Floor | None = None) -> bool | None:
+        """None where it takes a floor to tell, and there is none."""
+        if self.of == "worst":
             value = max(values) if self.at_most else min(values)
+        else:
+            value = statistics.median(values)
+        if self.of == "ratio to floor":
+            if floor is None:
+                return None
+            value /= floor.median
         return value <= self.limit if self.at_most else value >= self.limit
 
 
@@ -134,7 +140,7 @@ def line(figure: Figure, run: Run, *, load: float, standing: str) -> dict[str, A
         told["ratio_to_floor"] = rounded(figure.median / figure.floor.median)
     if figure.bound is not None:
         told["bound"] = figure.bound.text(figure.unit)
-        told["bound_met"] = figure.bound.met_by(figure.values)
+        told["bound_met"] = figure.bound.met_by(figure.values, figure.floor)
     return told | _of_run(run, load)
 
 
@@ -157,13 +163,18 @@ def _of_run(run: Run, load: float) -> dict[str, Any]:
 def summary(told: dict[str, Any]) -> str:
     """The line in words, for who watches."""
     if "refused" in told:
-        return f"{told['name']}: NO FIGURE, {told['refused']}"
-    text = f"{told['name']} {_words(told['parameters'])}: {told['median']:,g} {told['unit']}"
+        return f"{told['storage']}: {told['name']}: NO FIGURE, {told['refused']}"
+    text = (
+        f"{told['storage']}: {told['name']} {_words(told['parameters'])}: {told['median']:,g} {told['unit']}"
+    )
     if told["ratio_to_floor"] is not None:
         text += f", {told['ratio_to_floor']:.2f} of the floor"
     if told["bound"] is not None:
-        text += f", {told['bound']}: {'met' if told['bound_met'] else 'NOT MET'}"
+        text += f", {told['bound']}: {_MET[told['bound_met']]}"
     return text
+
+
+_MET: Final = {True: "met", False: "NOT MET", None: "not known without the floor"}
 
 
 def _words(parameters: dict[str, Any]) -> str:
@@ -173,7 +184,7 @@ def _words(parameters: dict[str, Any]) -> str:
 # -- this machine --------------------------------------------------------------------------------------
 
 
-def machine(folder: Path) -> dict[str, Any]:
+def machine(folder: Path, storage: Mapping[str, Any]) -> dict[str, Any]:
     """What the figures depend on and the program does not decide."""
     return {
         "cpu": _cpu_model(),
@@ -182,9 +193,8 @@ def machine(folder: Path) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "file_system": _file_system(folder),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "sqlite": apsw.sqlite_lib_version(),
-        "apsw": apsw.apsw_version(),
         "msgspec": msgspec.__version__,
+        **storage,
     }
 
 

@@ -1,6 +1,6 @@
 """A process that registers as a worker, claims jobs through the storage port, and then does nothing more.
 
-python -m benchmarks.owner URL COUNT      prints how many it owns, then waits to be killed
+python -m benchmarks.owner URL COUNT      prints how many it owns and its epoch, then waits to be killed
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def own(url: str, count: int) -> None:
     )
     epoch = await storage.register(registration)
     answer = await storage.exchange(ExchangeRequest(WorkerRef(OWNER, epoch), 1, slots=count))
-    print(len(answer.running), flush=True)
+    print(len(answer.running), epoch, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # ends with whoever started it
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 BEGIN: Final = "<!-- cases: begin -->"
 END: Final = "<!-- cases: end -->"
-_HEAD: Final = "| case | storage | run with | measured (bound) | exact | passed |"
-_RULE: Final = "| --- | --- | --- | --- | ---: | --- |"
+_HEAD: Final = "| case | storage | run with | measured (bound) | exact | load | passed |"
+_RULE: Final = "| --- | --- | --- | --- | ---: | ---: | --- |"
 
 
 def main() -> int:
@@ -51,6 +51,7 @@ def _row(row: dict[str, Any]) -> str:
         ", ".join(f"{name} {value}" for name, value in row["parameters"].items()),
         "; ".join(figures),
         str(exact),
+        f"{row['load']:g}",
         "yes" if row["passed"] else "**no**",
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -47,7 +47,7 @@ _EXIT_CODES: Final = """\
 | 2 | wrong usage |
 | 3 | the app cannot be imported |
 | 4 | the storage is missing or cannot be reached |
-| 5 | not authorised |
+| 5 | not authorised: the storage does not let this user in |
 | 6 | no such job, or its state does not allow it |
 | 10 | the job that was waited for did not complete |
 | 124 | the wait took too long |

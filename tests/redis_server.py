@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -13,10 +14,16 @@ from typing import Final
 import pytest
 
 UP_S: Final = 10.0
+PROGRAM_ENV: Final = "FLUXMESH_TEST_REDIS_PROGRAM"  # another server than the one on PATH
 
 
 def program() -> str:
     """The server's path; the test is skipped where there is none."""
+    named = os.environ.get(PROGRAM_ENV)
+    if named:
+        if shutil.which(named) is None:
+            raise FileNotFoundError(f"{PROGRAM_ENV} names {named!r}, which is no program")
+        return named
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     if found is None:
         pytest.skip("no redis-server on this machine")

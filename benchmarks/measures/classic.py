@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from benchmarks.bench import Bench
-from benchmarks.figures import Bound, CheckFailed, Figure, rounded, spread
+from benchmarks.figures import CheckFailed, Figure, rounded, spread
 from benchmarks.seen import check_all_completed, end_to_end_ms, inversions, pick_up_ms, span_s
 
 WORKERS: Final = 2
@@ -101,6 +101,6 @@ async def priority(bench: Bench) -> AsyncIterator[Figure]:
         unit="pairs",
         values=found,
         parameters={"low": LOW, "critical": CRITICAL, "concurrency": SLOTS, "body_ms": LOW_NAP_S * 1e3},
-        bound=Bound(0, at_most=True, of="worst"),
+        bound=bench.bound("priority"),
         details={"critical_wait_ms": waits},
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -15,13 +14,11 @@ from benchmarks.bench import Bench, clean_environment
 from benchmarks.crew import output_of, run_module
 from benchmarks.figures import Bound, CheckFailed, Figure, judged, rounded
 from benchmarks.seen import check_all_completed, span_s
+from benchmarks.toll import Toll
 
-CONCURRENCIES: Final = (8, 256)
 RATES: Final = ("drain", "bulk_enqueue", "awaited_enqueue")
 TRIP: Final = "round_trip_us"
 FLOOR_S: Final = 600.0
-DRAIN: Final = Bound(10_000)
-BULK: Final = Bound(40_000)
 
 
 # -- the floor -----------------------------------------------------------------------------------------
@@ -32,7 +29,7 @@ async def floor(bench: Bench) -> AsyncIterator[Figure]:
     ours: dict[tuple[str, int], list[float]] = defaultdict(list)
     theirs: dict[tuple[str, int], list[float]] = defaultdict(list)
     loop = referee_sha256 = None
-    for batch in CONCURRENCIES:
+    for batch in bench.concurrencies:
         for turn in range(bench.repeat):
             both = [(ours, None), (theirs, bench.referee)] if bench.referee else [(ours, None)]
             # Who goes second meets a warmer machine.
@@ -59,11 +56,10 @@ async def floor(bench: Bench) -> AsyncIterator[Figure]:
 
 
 async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> dict[str, Any]:
-    folder = bench.scratch()
     what = "floor" if script is None else "referee"
-    arguments = [f"sqlite:{folder / 'floor.db'}", "--n", str(bench.n), "--batch", str(batch)]
     environment = clean_environment()
-    try:
+    async with bench.ground() as (folder, ground):
+        arguments = [ground.floor, "--n", str(bench.n), "--batch", str(batch)]
         if script is None:
             out = await run_module(
                 "benchmarks.floor", *arguments, environment=environment, folder=folder, within_s=FLOOR_S
@@ -80,8 +76,6 @@ async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> di
                 cwd=folder,
             )
             out = await output_of(process, f"the {what}", FLOOR_S)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     try:
         told: dict[str, Any] = json.loads(out)
         missing = [name for name in (*RATES, TRIP) if not float(told[name]) > 0]
@@ -98,9 +92,9 @@ def _remember(
     """The medians that ratios are taken to, and whether they may be."""
     ratios = {}
     for name, batches in (
-        *((f"drain at batch {batch}", (batch,)) for batch in CONCURRENCIES),
-        ("bulk_enqueue", CONCURRENCIES),  # an enqueue knows no batch
-        ("awaited_enqueue", CONCURRENCIES),
+        *((f"drain at batch {batch}", (batch,)) for batch in bench.concurrencies),
+        ("bulk_enqueue", bench.concurrencies),  # an enqueue knows no batch
+        ("awaited_enqueue", bench.concurrencies),
     ):
         rate = name.partition(" ")[0]
         own = [value for batch in batches for value in ours[rate, batch]]
@@ -127,24 +121,34 @@ def _beside(bench: Bench, ours: list[float], theirs: list[float], sha256: str | 
 
 async def drain(bench: Bench) -> AsyncIterator[Figure]:
     """Jobs that wait when the worker starts; from its first claim to its last settle, by storage stamps."""
-    for concurrency in CONCURRENCIES:
-        rates = []
+    for concurrency in bench.concurrencies:
+        rates, costs = [], []
         for _ in range(bench.repeat):
             async with bench.site() as site:
                 await site.submit(bench.n)
                 async with site.worker(concurrency=concurrency, ready=False) as worker:
-                    await site.until_completed(bench.n, worker)
+                    toll = Toll(site, worker, bench.n)
+                    await site.until_completed(bench.n, worker, look=toll.look)
                 seen = await site.read()
             check_all_completed(seen, range(bench.n))
             rates.append(bench.n / span_s(seen))
+            costs.append(toll.told())
         yield Figure(
             name="drain",
             unit="jobs/s",
             values=rates,
-            parameters={"n": bench.n, "concurrency": concurrency, "workers": 1},
-            bound=DRAIN,
+            parameters={
+                "n": bench.n,
+                "concurrency": concurrency,
+                "floor_batch": concurrency,
+                "workers": 1,
+            },
+            bound=bench.bound("drain"),
             floor=bench.floor("drain", concurrency),
-            details={"checked": f"{bench.n:,} results and histories, each repetition, by another process"},
+            details={
+                "checked": f"{bench.n:,} results and histories, each repetition, by another process",
+                "cost": costs,
+            },
         )
 
 
@@ -163,14 +167,15 @@ async def bulk_enqueue(bench: Bench) -> AsyncIterator[Figure]:
         unit="jobs/s",
         values=rates,
         parameters={"n": bench.n, "by": "task.map"},
-        bound=BULK,
+        bound=bench.bound("bulk-enqueue"),
         floor=bench.floor("bulk_enqueue"),
     )
 
 
 async def awaited_enqueue(bench: Bench) -> AsyncIterator[Figure]:
     """`await task.enqueue(…)`, one after the other."""
-    yield await _singles(bench, "awaited enqueue", "awaited", "await task.enqueue")
+    bound = bench.bound("awaited-enqueue")
+    yield await _singles(bench, "awaited enqueue", "awaited", "await task.enqueue", bound)
 
 
 async def delay_enqueue(bench: Bench) -> AsyncIterator[Figure]:
@@ -178,7 +183,7 @@ async def delay_enqueue(bench: Bench) -> AsyncIterator[Figure]:
     yield await _singles(bench, "delay enqueue", "delay", "task.delay")
 
 
-async def _singles(bench: Bench, name: str, mode: str, by: str) -> Figure:
+async def _singles(bench: Bench, name: str, mode: str, by: str, bound: Bound | None = None) -> Figure:
     count = 500 if bench.quick else 4_000
     rates = []
     for _ in range(bench.repeat):
@@ -191,5 +196,6 @@ async def _singles(bench: Bench, name: str, mode: str, by: str) -> Figure:
         unit="jobs/s",
         values=rates,
         parameters={"n": count, "by": by},
+        bound=bound,
         floor=bench.floor("awaited_enqueue"),
     )

@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from benchmarks.bench import Bench, Site
 from benchmarks.crew import WorkerProcess, usage_of_tree
 from benchmarks.figures import Bound, CheckFailed, Figure, rounded, spread
+from benchmarks.gauge import Gauge
 from benchmarks.seen import check_all_completed, lateness_ms, pick_up_ms
 
 RATE: Final = 20.0
 SETTLE_DOWN_S: Final = 3.0  # after its start a worker opens, registers, imports: not what is measured
 DELAYS_S: Final = (2.0, 6.0)
-PICK_UP: Final = Bound(5.0, at_most=True)
-LATE: Final = Bound(20.0, at_most=True)
-IDLE: Final = Bound(0.5, at_most=True)
 
 
 async def pick_up(bench: Bench) -> AsyncIterator[Figure]:
@@ -33,7 +33,7 @@ async def pick_up(bench: Bench) -> AsyncIterator[Figure]:
             seen = await site.read()
             check_all_completed(seen, range(count))
             spreads.append(spread(pick_up_ms(seen)) | {"producer_late": rounded(told["late_ms"])})
-    yield _of_spreads("pick-up", "p50", spreads, count, PICK_UP, {"concurrency": 8})
+    yield _of_spreads("pick-up", "p50", spreads, count, bench.bound("pick-up"), {"concurrency": 8})
 
 
 async def result(bench: Bench) -> AsyncIterator[Figure]:
@@ -91,7 +91,7 @@ async def delayed(bench: Bench) -> AsyncIterator[Figure]:
         unit="ms late",
         values=[seen["p99"] for seen in spreads],
         parameters={"n": count, "delays_s": f"{DELAYS_S[0]:g} to {DELAYS_S[1]:g}", "concurrency": 8},
-        bound=LATE,
+        bound=bench.bound("delayed"),
         details={"ms": spreads},
     )
 
@@ -99,42 +99,77 @@ async def delayed(bench: Bench) -> AsyncIterator[Figure]:
 # -- doing nothing -------------------------------------------------------------------------------------
 
 
+class Rest(Struct, frozen=True):
+    """What was seen of a worker without jobs."""
+
+    share: float  # of a core, in percent
+    commands_per_s: float | None  # sent to the server, where there is one
+    told: dict[str, Any]
+
+
 async def idle(bench: Bench) -> AsyncIterator[Figure]:
-    """CPU time of supervisor and child together while there is no job, as a share of one core."""
+    """Supervisor and child together while there is no job: their CPU time as a share of one core, and the
+    commands that they send to a server."""
     for_s = 10.0 if bench.quick else 60.0
-    shares, details = [], []
+    rests = []
     for _ in range(1 if bench.quick else min(bench.repeat, 2)):
         async with bench.site() as site, site.worker() as worker:
             await asyncio.sleep(SETTLE_DOWN_S)
-            share, seen = await _watch(site, worker, for_s)
-            shares.append(share)
-            details.append(seen)
+            rests.append(await _watch(site, worker, for_s))
+    parameters = {"seconds": for_s, "concurrency": 8, "what": "supervisor and child"}
+    details = {"repetitions": [rest.told for rest in rests]}
     yield Figure(
         name="idle worker",
         unit="% of a core",
-        values=shares,
-        parameters={"seconds": for_s, "concurrency": 8, "what": "supervisor and child"},
-        bound=IDLE,
-        details={"repetitions": details},
+        values=[rest.share for rest in rests],
+        parameters=parameters,
+        bound=bench.bound("idle"),
+        details=details,
     )
+    sent = [rest.commands_per_s for rest in rests if rest.commands_per_s is not None]
+    if sent:
+        yield Figure(
+            name="idle worker commands",
+            unit="commands/s",
+            values=sent,
+            parameters=parameters,
+            bound=bench.bound("idle-commands"),
+            details=details,
+        )
 
 
-async def _watch(site: Site, worker: WorkerProcess, for_s: float) -> tuple[float, dict[str, float]]:
+async def _watch(site: Site, worker: WorkerProcess, for_s: float) -> Rest:
     loop = asyncio.get_running_loop()
-    before, writes, switches = usage_of_tree(worker.pid), _write_count(site), _switches(worker)
+    before, switches = usage_of_tree(worker.pid), _switches(worker)
     if len(before.pids) < 2:
         raise CheckFailed("the worker has no child")
     began = loop.time()
-    await asyncio.sleep(for_s)
+    commands_per_s, told = await (_hear(site.gauge, for_s) if site.gauge else _count_writes(site, for_s))
     took_s = loop.time() - began
     after = usage_of_tree(worker.pid)
     if after.pids != before.pids:
         raise CheckFailed("a process of the worker was replaced meanwhile")
-    return 100 * (after.cpu_s - before.cpu_s) / took_s, {
+    seen = {
         "processes": len(after.pids),
-        "write_transactions_per_s": rounded((_write_count(site) - writes) / took_s),
         "wake_ups_per_s": rounded((_switches(worker) - switches) / took_s),
+        **told,
     }
+    return Rest(100 * (after.cpu_s - before.cpu_s) / took_s, commands_per_s, seen)
+
+
+async def _hear(gauge: Gauge, for_s: float) -> tuple[float, dict[str, Any]]:
+    heard = await gauge.heard(asyncio.sleep(for_s))
+    return heard.sent / heard.seconds, {
+        "sent": heard.by_name,
+        "called_by_scripts_per_s": rounded(heard.inside_scripts / heard.seconds),
+        "server_percent_of_a_core": rounded(100 * heard.server_cpu_s / heard.seconds),
+    }
+
+
+async def _count_writes(site: Site, for_s: float) -> tuple[None, dict[str, Any]]:
+    before = _write_count(site)
+    await asyncio.sleep(for_s)
+    return None, {"write_transactions_per_s": rounded((_write_count(site) - before) / for_s)}
 
 
 def _write_count(site: Site) -> int:

@@ -34,6 +34,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespace: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "fluxmesh"
     app: str | None = None
     durability: Literal["process", "power"] = "process"
+    wait_replicas: Annotated[int, Meta(ge=0, le=100)] = 0  # of Redis, that have a job before it is accepted
     lease_s: Annotated[float, Meta(ge=2, le=86_400)] = 6.0
     beat_s: Seconds | None = None  # None: a third of the lease
     reap_s: Annotated[float, Meta(ge=0.1, le=3_600)] = 1.0

@@ -12,6 +12,7 @@ FluxMeshError
 │   ├── StorageUnreachable     nobody answers, or the file cannot be opened (503, exit 4)
 │   ├── StorageMissing         no database where one was named (exit 4)
 │   ├── StorageRefused         a foreign or newer schema, a network file system
+│   │   └── StorageLoginRefused  it wants another user or password, or allows this one too little (exit 5)
 │   └── OutcomeUnknown         the request may or may not have been applied; safe to repeat
 ├── NotAuthorised              a request without a token that the server knows (401, exit 5)
 ├── JobNotFound                404, exit 6
@@ -117,6 +118,11 @@ class StorageMissing(StorageError):
 
 class StorageRefused(StorageError):
     code = "storage_refused"
+
+
+class StorageLoginRefused(StorageRefused):
+    code = "storage_login_refused"
+    exit_code = 5
 
 
 class OutcomeUnknown(StorageError):

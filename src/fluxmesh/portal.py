@@ -22,12 +22,11 @@ from typing import Any, Final, TypeVar
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
-from fluxmesh.errors import OutcomeUnknown, StorageUnreachable, WouldDeadlock
-from fluxmesh.storage.base import Storage
+from fluxmesh.errors import StorageUnreachable, WouldDeadlock
+from fluxmesh.storage.base import Storage, asked_again
 from fluxmesh.storage.registry import open_storage
 
 EXIT_BUDGET_S: Final = 2.0
-REPEATS: Final = 2  # after an answer that was lost; every verb may be repeated without harm
 T = TypeVar("T")
 
 _portal: Portal | None = None
@@ -156,12 +155,7 @@ class Link:
 
     async def _use_here(self, portal: Portal, verb: Callable[[Storage], Awaitable[T]]) -> T:
         storage = await self._storage(portal)
-        for _ in range(REPEATS):
-            try:
-                return await verb(storage)
-            except OutcomeUnknown:
-                continue
-        return await verb(storage)
+        return await asked_again(lambda: verb(storage))
 
     async def _storage(self, portal: Portal) -> Storage:
         if self._home is not portal:

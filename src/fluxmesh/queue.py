@@ -25,7 +25,7 @@ from fluxmesh.middleware import Middleware, Outgoing, checked_middleware, checke
 from fluxmesh.portal import Link, run
 from fluxmesh.query import Page, parse_query
 from fluxmesh.resources import Scope, define_resource
-from fluxmesh.storage.registry import open_storage, resolved_url
+from fluxmesh.storage.registry import open_storage, refuse_idle_promises, resolved_url
 from fluxmesh.storage.values import (
     Cancelled,
     Counts,
@@ -79,6 +79,7 @@ class Queue:
         default_max_retries: int | None = None,
         result_ttl: float | None = None,
         durability: str | None = None,
+        wait_replicas: int | None = None,
         scheduler_batch_size: int | None = None,
         settings: Mapping[str, Any] | None = None,
         create: bool | None = None,
@@ -96,11 +97,13 @@ class Queue:
             "max_retries": default_max_retries,
             "result_ttl": result_ttl,
             "durability": durability,
+            "wait_replicas": wait_replicas,
             "scheduler_batch_size": scheduler_batch_size,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
         self.settings: Settings = load_settings({**(settings or {}), **chosen})
         self.url: str = resolved_url(self.settings.url)
+        refuse_idle_promises(self.url, self.settings)
         self.registry = TaskRegistry()
         self._create = create
         self._clock = clock

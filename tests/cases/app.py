@@ -9,13 +9,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from fluxmesh import Context, Queue
-from tests.cases.marks import MARKS_ENV, lives
+from tests.cases.marks import GATE_ENV, MARKS_ENV, lives
 
 queue = Queue()
+
+
+def wait_at_gate() -> None:
+    """A worker that stands by has imported everything, and begins when the case opens its gate."""
+    gate = os.environ.get(GATE_ENV)
+    if gate is None or "--describe" in sys.argv:
+        return
+    Path(f"{gate}.reached").touch()
+    while not os.path.exists(gate):
+        time.sleep(0.005)
+
+
+wait_at_gate()
 _marks = os.open(os.environ[MARKS_ENV], os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
@@ -94,6 +109,13 @@ async def tick(note: str = "", ctx: Context = None) -> str:
     mark("start", ctx, note, beside=[])
     mark("end", ctx, note, raised=None)
     return note
+
+
+@queue.task(name="swallow")
+async def swallow(data: str, note: str = "", ctx: Context = None) -> int:
+    """Takes much, and gives little back."""
+    with run_marked(ctx, note):
+        return len(data)
 
 
 @queue.task(name="fail")

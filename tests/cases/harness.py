@@ -1,29 +1,27 @@
-"""A case's laboratory: one SQLite file, the tasks of app.py, worker processes, marks, and the judge."""
+"""A case's laboratory: one storage, the tasks of app.py, worker processes, marks, and the judge."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import apsw
-
-from fluxmesh.clock import OFFSETS_ENV, OffsetClock
-from fluxmesh.config import ENV_PREFIX
+from fluxmesh.clock import OFFSETS_ENV, Clock, OffsetClock, SystemClock
+from fluxmesh.config import ENV_PREFIX, Settings
 from fluxmesh.handle import JobHandle
-from fluxmesh.job import TERMINAL, Attempt, Job, Outcome, Status
+from fluxmesh.job import TERMINAL, Attempt, Job, Outcome
 from fluxmesh.queue import Queue
-from fluxmesh.storage.sqlite.place import STATUS
-from fluxmesh.storage.values import WorkerInfo
+from fluxmesh.storage.registry import open_storage
+from fluxmesh.storage.values import Retention, WorkerInfo
+from tests.cases.backdoor import BackDoor, Opener
 from tests.cases.judge import Story, disagreements
-from tests.cases.marks import MARKS_ENV, Mark, MarkFile
+from tests.cases.marks import GATE_ENV, MARKS_ENV, Mark, MarkFile
 from tests.cases.report import Case
-from tests.cases.workers import ROOT, DirectWorker, Group, WorkerGroup
+from tests.cases.workers import ROOT, ApiServer, DirectWorker, Group, WorkerGroup
 
 T = TypeVar("T")
 LEASE_S: Final = 3.0
@@ -55,16 +53,27 @@ def together(*parts: Callable[[], Any]) -> None:
         run.result()
 
 
+class Site:
+    """Where a test's labs stand: in a folder, each on an empty storage of one kind."""
+
+    def __init__(self, folder: Path, opener: Opener) -> None:
+        self.folder = folder
+        self._opener = opener
+
+    def lab(self, name: str = "lab", *, namespace: str | None = None, **more: Any) -> Lab:
+        """`more`: as Lab has it."""
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        return Lab(folder, self._opener(folder, namespace), **more)
+
+
 class Lab:
     """`settings` become FLUXMESH_* of the workers and the settings of the test's own Queue. `own_clock`: a
-    clock that `step_clock` steps for all of them at once."""
+    clock that `step_clock` steps for all of them at once (a storage that has a clock of its own keeps it)."""
 
-    def __init__(
-        self, folder: Path, *, namespace: str = "fluxmesh", own_clock: bool = False, **settings: Any
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, door: BackDoor, *, own_clock: bool = False, **settings: Any) -> None:
         self.folder = folder
-        self.path = folder / "jobs.db"
+        self.door = door
         self.settings = {
             "lease_s": LEASE_S,
             "beat_s": BEAT_S,
@@ -72,7 +81,7 @@ class Lab:
             "grace_s": GRACE_S,
             **settings,
         }
-        self.namespace = namespace
+        self.neighbours = [self]
         self.marks = MarkFile(folder / "marks.jsonl")
         self.clock_file = folder / "clock" if own_clock else None
         if self.clock_file is not None:
@@ -85,8 +94,7 @@ class Lab:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for group in self.groups:
-            group.kill()
+        self.kill_workers()
         self.queue.close()
         if kind is not None:
             self.tell_logs()
@@ -97,18 +105,30 @@ class Lab:
 
     # -- opening -----------------------------------------------------------------------------------
     @property
-    def url(self) -> str:
-        return f"sqlite:///{self.path}"
+    def storage(self) -> str:
+        return self.door.storage
+
+    def case(self, name: str, **parameters: Any) -> Case:
+        return Case(name, self.storage, **parameters)
+
+    def beside(self, namespace: str) -> Lab:
+        """Another namespace of the same storage, with the same file of marks."""
+        other = Lab(self.folder, self.door.beside(namespace), **self.settings)
+        other.neighbours = self.neighbours
+        self.neighbours.append(other)
+        return other
+
+    def _clock(self) -> Clock:
+        return SystemClock() if self.clock_file is None else OffsetClock(self.clock_file)
 
     def open(self, **more: Any) -> Queue:
-        clock = None if self.clock_file is None else OffsetClock(self.clock_file)
-        settings = {**self.settings, "namespace": self.namespace, **more}
-        return Queue(self.url, settings=settings, create=True, clock=clock)
+        settings = {**self.settings, "namespace": self.door.namespace, **more}
+        return Queue(self.door.url, settings=settings, create=True, clock=self._clock())
 
     def env(self, **settings: Any) -> dict[str, str]:
         """The environment of a process of this lab; none of the caller's own settings is in it."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-        chosen = {"url": self.url, "namespace": self.namespace, **self.settings, **settings}
+        chosen = {"url": self.door.url, "namespace": self.door.namespace, **self.settings, **settings}
         ours = {ENV_PREFIX + name.upper(): str(value) for name, value in chosen.items()}
         ours[MARKS_ENV] = str(self.marks.path)
         if self.clock_file is not None:
@@ -135,6 +155,30 @@ class Lab:
         self.await_workers(group)
         return group
 
+    def standby(self, worker_id: str, *flags: str, concurrency: int = 4) -> WorkerGroup:
+        """Start `fluxmesh worker` up to the instant before it opens its storage: it begins at `let_in`,
+        however long a process takes to start on a busy machine."""
+        gate = self.folder / f"gate-of-{worker_id}"
+        env = {**self.env(), GATE_ENV: str(gate)}
+        group = WorkerGroup(worker_id, flags, concurrency=concurrency, env=env, folder=self.folder)
+        self.groups.append(group)
+        reached = gate.with_name(f"{gate.name}.reached")
+        wait_until(reached.exists, START_S, f"worker {worker_id} stands by")
+        return group
+
+    def let_in(self, group: WorkerGroup) -> None:
+        """Let a worker that stands by begin, and wait until it takes jobs."""
+        (self.folder / f"gate-of-{group.worker_id}").touch()
+        self.await_workers(group)
+
+    def api(self, name: str) -> tuple[ApiServer, str]:
+        """Start `fluxmesh server` without a worker; it and its address once it listens."""
+        server = ApiServer(name, env=self.env(), folder=self.folder)
+        self.groups.append(server)
+        url = wait_until(lambda: server.url, START_S, f"{name} listens")
+        assert url is not None
+        return server, url
+
     def direct_worker(self, worker_id: str, *, concurrency: int = 4, **settings: Any) -> DirectWorker:
         """Start a program that calls run_worker() and wait until it takes jobs."""
         env = self.env(**settings)
@@ -142,6 +186,10 @@ class Lab:
         self.groups.append(group)
         self.await_workers(group)
         return group
+
+    def kill_workers(self) -> None:
+        for group in self.groups:
+            group.kill()
 
     def await_workers(self, *groups: WorkerGroup | DirectWorker, processes: int = 1) -> None:
         for group in groups:
@@ -231,43 +279,48 @@ class Lab:
         return [
             *(f"job {job_id} is lost" for job_id in sorted(lost)),
             *disagreements(stories, self.queue.counts()),
+            *self.miscounted(),
+        ]
+
+    def miscounted(self) -> list[str]:
+        """What the counters tell otherwise than the storage walked by its back door, and what is wrong
+        there."""
+        told = {status: n for status, n in self.queue.counts().by_status.items() if n}
+        walked = self.door.places()
+        namespaces = [lab.door.namespace for lab in self.neighbours]
+        return [
+            *([] if told == walked else [f"the counters tell {told}, the storage holds {walked}"]),
+            *self.door.disorder(namespaces),
         ]
 
     def close(self, case: Case) -> None:
-        """Write the case's line, and fail if a bound is broken or somebody disagrees."""
-        case.close(self.disagreements())
+        """Write the case's line, and fail if a bound is broken, somebody disagrees, or something stays of
+        what has ended."""
+        found = self.disagreements()
+        case.close(found + (self.left_over() if not found else []))
 
-    # -- the back door -----------------------------------------------------------------------------
-    def direct(self, sql: str, *bindings: Any) -> list[tuple[Any, ...]]:
-        """SQL on the file itself, table names in the form <job>."""
-        text = re.sub(r"<(\w+)>", rf'"{self.namespace}:\1"', sql)
-        # The storage's own driver: a second SQLite library in this process would break its locks.
-        with closing(apsw.Connection(str(self.path))) as db:
-            db.set_busy_timeout(10_000)
-            return list(db.execute(text, bindings))
+    def left_over(self) -> list[str]:
+        """What stays of this namespace when its workers are gone and all its jobs have been kept for as long
+        as they had to be. Only of jobs that have all ended."""
+        alive = [job for job in self.records() if job.status not in TERMINAL]
+        if alive:
+            return [f"{len(alive)} jobs have not ended"]
+        self.kill_workers()
+        asyncio.run(self._prune())
+        return [f"left over: {what}" for what in self.door.left_over()]
 
-    def places(self) -> dict[Status, int]:
-        """Jobs by status, counted row by row."""
-        walked: dict[Status, int] = {}
-        for place, rows in self.direct("select place, count(*) from <job> group by place"):
-            walked[STATUS[place]] = walked.get(STATUS[place], 0) + rows
-        return walked
-
-    def miscounted(self) -> list[str]:
-        """What the counters tell otherwise than the rows."""
-        told = {status: n for status, n in self.queue.counts().by_status.items() if n}
-        walked = self.places()
-        return [] if told == walked else [f"the counters tell {told}, the rows {walked}"]
-
-    def tables(self) -> dict[str, int]:
-        """Rows of every table of the namespace."""
-        prefix = f"{self.namespace}:"
-        names = [name for (name,) in self.direct("select name from sqlite_schema where type = 'table'")]
-        return {
-            name: self.direct(f'select count(*) from "{name}"')[0][0]
-            for name in names
-            if name.startswith(prefix)
-        }
+    async def _prune(self) -> None:
+        settings = Settings(namespace=self.door.namespace)
+        storage = await open_storage(self.door.url, settings, create=False, clock=self._clock())
+        try:
+            at_once = Retention(0.0, 0.0, 0.0, worker_ttl_s=0.0)
+            # Workers that were killed are kept for a lease after their last beat.
+            deadline = time.monotonic() + self.settings["lease_s"] + START_S
+            while self.door.left_over() and time.monotonic() < deadline:
+                await storage.prune(at_once, _PAGE)
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await storage.close()
 
 
 def _group_of(pid: int) -> int | None:

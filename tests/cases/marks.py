@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 MARKS_ENV: Final = "FLUXMESH_TEST_MARKS"
+GATE_ENV: Final = "FLUXMESH_TEST_GATE"
 
 
 class Mark(Struct, frozen=True):

@@ -6,14 +6,13 @@ from collections import Counter
 
 from fluxmesh.job import Status
 from tests.cases.harness import START_S, Lab, wait_until
-from tests.cases.report import Case
 
 PROCESSES = 8
 JOBS = 2_000
 
 
 def test_eight_processes_never_share_a_job(lab: Lab) -> None:
-    case = Case("crowd", "sqlite", processes=PROCESSES, jobs=JOBS, concurrency=4)
+    case = lab.case("crowd", processes=PROCESSES, jobs=JOBS, concurrency=4)
     group = lab.launch("w", "--processes", str(PROCESSES), concurrency=4)
     lab.await_workers(group, processes=PROCESSES)
     lab.submit_many("tick", [(f"{number}",) for number in range(JOBS)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,13 @@ def test_the_table_shows_figures_beside_their_bounds_and_what_failed(
     with pytest.raises(AssertionError):
         broken.close([])
     page = tmp_path / "cases.md"
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    lines.write_text("".join(json.dumps({**row, "load": 2.5}) + "\n" for row in rows))
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     update(page, lines.read_text())
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert r"lost a \| b | restart_s 0.25 (<= 1) | 1 | yes |" in text
-    assert "| starts 2 (= 1) | 0 | **no** |" in text
+    assert r"lost a \| b | restart_s 0.25 (<= 1) | 1 | 2.5 | yes |" in text
+    assert "| starts 2 (= 1) | 0 | 2.5 | **no** |" in text

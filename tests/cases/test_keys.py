@@ -14,7 +14,7 @@ from fluxmesh.errors import IdempotencyConflict, JobConflict
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome, Status
 from tests.cases.beside import beside
-from tests.cases.harness import LEASE_S, REAP_S, Lab, wait_until
+from tests.cases.harness import LEASE_S, REAP_S, Lab, Site, wait_until
 from tests.cases.report import Case, scaled
 
 # -- C20 -------------------------------------------------------------------------------------------------
@@ -39,9 +39,9 @@ def freed(lab: Lab, case: Case, what: str) -> JobHandle[str]:
 
 
 @beside
-def test_c20_a_unique_key_dies_with_its_job(folder: Path) -> None:
-    with Lab(folder) as lab:
-        case = Case("C20", "sqlite", variants="a b c d e", unique_key=KEY)
+def test_c20_a_unique_key_dies_with_its_job(site: Site) -> None:
+    with site.lab() as lab:
+        case = lab.case("C20", variants="a b c d e", unique_key=KEY)
         # (e) expires unstarted: the only worker serves another queue, and does the housekeeping.
         keeper = lab.worker("keeper", "--queues", "other")
         expiring = submit_unique(lab, "tick", "e", expires_in=0.5)
@@ -110,9 +110,9 @@ def start_command(lab: Lab, kwargs: dict[str, object], **settings: object) -> su
 
 
 @beside
-def test_c21_fifty_parallel_submits_of_one_key_make_one_job(folder: Path) -> None:
-    with Lab(folder) as lab:
-        case = Case("C21", "sqlite", python=PROGRAMS * THREADS, commands=COMMANDS, key=ORDER_KEY)
+def test_c21_fifty_parallel_submits_of_one_key_make_one_job(site: Site) -> None:
+    with site.lab() as lab:
+        case = lab.case("C21", python=PROGRAMS * THREADS, commands=COMMANDS, key=ORDER_KEY)
         body = {"amount": 10, "cur": "EUR"}
         assert lab.queue.counts().total == 0  # the file is there: the command creates none
         programs = [start_program(lab, body) for _ in range(PROGRAMS)]
@@ -149,7 +149,7 @@ def test_c21_fifty_parallel_submits_of_one_key_make_one_job(folder: Path) -> Non
         assert ORDER_KEY in told, told
         case.equal("stored_jobs_still", lab.queue.counts().total, 1)
 
-        with Lab(folder, namespace="beta") as beta:
+        with lab.beside("beta") as beta:
             other = beta.queue.submit("order", kwargs=body, idempotency_key=ORDER_KEY)
             beta.ids.append(other.id)
             case.equal("beta_has_its_own", (other.id != only, other.deduplicated), (True, False))
@@ -169,13 +169,13 @@ EACH = 1_000
 
 
 @beside
-def test_c22_what_is_over_is_deleted(folder: Path) -> None:
-    with Lab(folder, result_ttl=TTL_S, dead_letter_ttl=TTL_S, idempotency_ttl=TTL_S) as lab:
-        case = Case("C22a", "sqlite", ttl_s=TTL_S, ok=EACH, failing=EACH)
+def test_c22_what_is_over_is_deleted(site: Site) -> None:
+    with site.lab(result_ttl=TTL_S, dead_letter_ttl=TTL_S, idempotency_ttl=TTL_S) as lab:
+        case = lab.case("C22a", ttl_s=TTL_S, ok=EACH, failing=EACH)
         lab.worker("w1", concurrency=32)
         warm = lab.submit("tick", "warm")
         wait_until(lambda: not _stored(lab), 30, "the first job is pruned")
-        baseline = lab.tables()
+        baseline = lab.door.rows()
         good = lab.submit_many("tick", [("good",)] * EACH, tags=["kept"])
         bad = lab.submit_many("fail", [(9, 0.0, "bad")] * EACH, max_retries=0, tags=["kept"])
         keyed = [lab.submit("tick", "keyed", idempotency_key=f"key {n}") for n in range(20)]
@@ -192,8 +192,8 @@ def test_c22_what_is_over_is_deleted(folder: Path) -> None:
 
 
 def _stored(lab: Lab) -> int:
-    return int(lab.direct("select count(*) from <job>")[0][0])
+    return sum(lab.door.places().values())
 
 
 def _grown(lab: Lab, baseline: dict[str, int]) -> int:
-    return max(rows - baseline[name] for name, rows in lab.tables().items())
+    return max(rows - baseline.get(name, 0) for name, rows in lab.door.rows().items())

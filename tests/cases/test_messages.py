@@ -12,7 +12,6 @@ from typing import Any
 
 from fluxmesh.job import Outcome, Status
 from tests.cases.harness import Lab
-from tests.cases.report import Case
 
 JUNK = bytes.fromhex("FF001337")
 
@@ -35,14 +34,14 @@ def shown(lab: Lab, job_id: str) -> Any:
 
 
 def test_c06_undecodable_payloads_go_to_the_dead_letters_alone(lab: Lab) -> None:
-    case = Case("C06", "sqlite", jobs=10, bad=2)
+    case = lab.case("C06", jobs=10, bad=2)
     jobs = lab.submit_many("tick", [(f"job {number}",) for number in range(1, 11)])
     trap = lab.folder / "created-by-a-pickle"
     evil = pickle.dumps(CreatesFile(trap))
     os.close(pickle.loads(evil))  # the trap works
     trap.unlink()
     for number, payload in ((3, JUNK), (6, evil)):
-        lab.direct("update <job> set payload = ? where id = ?", payload, jobs[number - 1].id)
+        lab.door.overwrite_payload(jobs[number - 1].id, payload)
     group = lab.worker("w1", concurrency=10)
     [before] = lab.members(group)
     lab.await_ended(jobs, 30)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+
+import pytest
 
 from fluxmesh.errors import StorageUnreachable
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome
 from tests.cases.beside import beside
-from tests.cases.harness import Lab, wait_until
+from tests.cases.harness import Lab, Site, wait_until
 from tests.cases.report import FULL, Case
 from tests.cases.workers import WorkerGroup
 
@@ -22,23 +19,6 @@ LEASE_S = 6.0 if FULL else 3.0  # the default lease; the shortest one in the qui
 BEAT_S = LEASE_S / 3
 REAPED_WITHIN_S = 8.0
 LONG_JOBS = 20
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """The database is locked by another process meanwhile."""
-    program = Path(__file__).with_name("locker.py")
-    with subprocess.Popen(
-        [sys.executable, program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as helper:
-        assert helper.stdin is not None
-        assert helper.stdout is not None
-        try:
-            assert helper.stdout.readline() == "locked\n"
-            yield
-        finally:
-            helper.stdin.close()
-            helper.wait(30)
 
 
 def let_pass(seconds: float) -> None:
@@ -59,12 +39,13 @@ def kill_and_await_reaping(
 ) -> None:
     """Kill one worker; its jobs start on the other within the bound, and all of them end as they should."""
     case.equal("starts_of_each_body_until_the_kill", _starts(lab, jobs), {1})
+    third = lab.standby("w3", concurrency=LONG_JOBS)
     mine = [row.pid for row in lab.members(victim)]
     killed = [job for job in jobs if lab.marks.starts(job=job.id)[0].pid in mine]
     assert killed, "the victim ran some of the jobs"
     killed_at = time.monotonic()
     victim.kill()
-    lab.worker("w3", concurrency=LONG_JOBS)
+    lab.let_in(third)
     wait_until(lambda: _starts(lab, killed) == {2}, 30, "the killed jobs have started again")
     again = [lab.marks.starts(job=job.id)[1].at - killed_at for job in killed]
     case.at_most("last_restart_after_kill_s", max(again), REAPED_WITHIN_S)
@@ -80,12 +61,11 @@ def _starts(lab: Lab, jobs: list[JobHandle[str]]) -> set[int]:
     return {len(lab.marks.starts(job=job.id)) for job in jobs}
 
 
+@pytest.mark.only("sqlite")  # a frozen Redis is in test_redis_cases.py: it has to be a server of its own
 @beside
-def test_a_database_locked_for_three_leases_makes_no_job_run_twice(folder: Path) -> None:
-    with Lab(folder, lease_s=LEASE_S, beat_s=BEAT_S, proof_of_death=False) as lab:
-        case = Case(
-            "outage", "sqlite", locked_leases=3, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False
-        )
+def test_a_database_locked_for_three_leases_makes_no_job_run_twice(site: Site) -> None:
+    with site.lab(lease_s=LEASE_S, beat_s=BEAT_S, proof_of_death=False) as lab:
+        case = lab.case("outage", locked_leases=3, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False)
         first, second, jobs = two_busy_workers(lab, 7 * LEASE_S)
         refused: list[Exception] = []
 
@@ -95,7 +75,7 @@ def test_a_database_locked_for_three_leases_makes_no_job_run_twice(folder: Path)
             except StorageUnreachable as error:
                 refused.append(error)
 
-        with locked(lab.path):
+        with lab.door.out_of_reach():
             caller = threading.Thread(target=submit_meanwhile)
             caller.start()
             let_pass(3 * LEASE_S)
@@ -106,12 +86,10 @@ def test_a_database_locked_for_three_leases_makes_no_job_run_twice(folder: Path)
         kill_and_await_reaping(lab, case, first, second, jobs)
 
 
-def stepped(folder: Path, step_s: float) -> None:
+def stepped(site: Site, step_s: float) -> None:
     settings = {"lease_s": LEASE_S, "beat_s": BEAT_S, "proof_of_death": False}
-    with Lab(folder, own_clock=True, **settings) as lab:
-        case = Case(
-            "outage", "sqlite", clock_step_s=step_s, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False
-        )
+    with site.lab(own_clock=True, **settings) as lab:
+        case = lab.case("outage", clock_step_s=step_s, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False)
         first, second, jobs = two_busy_workers(lab, 4 * LEASE_S)
         lab.step_clock(step_s)
         let_pass(LEASE_S)
@@ -120,23 +98,22 @@ def stepped(folder: Path, step_s: float) -> None:
 
 
 @beside
-def test_a_clock_stepped_ahead_by_ten_minutes_makes_no_job_run_twice(folder: Path) -> None:
-    stepped(folder, 600.0)
+def test_a_clock_stepped_ahead_by_ten_minutes_makes_no_job_run_twice(site: Site) -> None:
+    stepped(site, 600.0)
 
 
 @beside
-def test_a_clock_set_back_by_ten_minutes_makes_no_job_run_twice(folder: Path) -> None:
-    stepped(folder, -600.0)
+def test_a_clock_set_back_by_ten_minutes_makes_no_job_run_twice(site: Site) -> None:
+    stepped(site, -600.0)
 
 
 @beside
-def test_a_clock_set_back_just_after_a_death_does_not_hide_it(folder: Path) -> None:
+def test_a_clock_set_back_just_after_a_death_does_not_hide_it(site: Site) -> None:
     """The dead worker's last beat lies ten minutes ahead then, and is taken for one of now."""
     settings = {"lease_s": LEASE_S, "beat_s": BEAT_S, "proof_of_death": False}
-    with Lab(folder, own_clock=True, **settings) as lab:
-        case = Case(
+    with site.lab(own_clock=True, **settings) as lab:
+        case = lab.case(
             "outage",
-            "sqlite",
             clock_step_s=-600.0,
             when="after a death",
             lease_s=LEASE_S,
@@ -154,4 +131,5 @@ def test_a_clock_set_back_just_after_a_death_does_not_hide_it(folder: Path) -> N
         case.at_most("last_restart_after_kill_s", max(again), REAPED_WITHIN_S)
         door.touch()
         lab.await_ended(jobs, 20)
-        lab.close(case)
+        # What stays of a worker whose last beat lies ahead stays until then: no question of this case.
+        case.close(lab.disagreements())

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome, Status
 from fluxmesh.storage.values import Cancelled
 from fluxmesh.worker.signals import TELLING_GAP_S
 from tests.cases.beside import beside
-from tests.cases.harness import GRACE_S, Lab, wait_until
+from tests.cases.harness import GRACE_S, Lab, Site, wait_until
 from tests.cases.report import Case
 from tests.cases.workers import WorkerGroup
 
@@ -66,9 +65,9 @@ class Deploy:
         case.equal("charged", (record.attempts, record.interruptions, record.crashes), (1, 1, 0))
 
 
-def drained(folder: Path, long_task: str) -> None:
-    with Lab(folder) as lab:
-        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, signals=1)
+def drained(site: Site, long_task: str) -> None:
+    with site.lab() as lab:
+        case = lab.case("C17", grace_s=GRACE_S, long=long_task, signals=1)
         deploy = Deploy(lab, long_task)
         told_at = time.monotonic()
         deploy.first.tell()
@@ -91,9 +90,9 @@ def drained(folder: Path, long_task: str) -> None:
         lab.close(case)
 
 
-def hurried(folder: Path, long_task: str) -> None:
-    with Lab(folder) as lab:
-        case = Case("C17", "sqlite", grace_s=GRACE_S, long=long_task, signals=2)
+def hurried(site: Site, long_task: str) -> None:
+    with site.lab() as lab:
+        case = lab.case("C17", grace_s=GRACE_S, long=long_task, signals=2)
         deploy = Deploy(lab, long_task)
         deploy.first.tell()
         first_told_at = time.monotonic()
@@ -124,13 +123,13 @@ def _status(lab: Lab, worker_id: str) -> str | None:
 
 
 @beside
-def test_c17_a_worker_that_is_told_to_stop_drains(folder: Path) -> None:
-    drained(folder, STOPPABLE)
+def test_c17_a_worker_that_is_told_to_stop_drains(site: Site) -> None:
+    drained(site, STOPPABLE)
 
 
 @beside
-def test_c17_a_body_that_cannot_be_stopped_is_handed_back_by_the_end_of_its_process(folder: Path) -> None:
-    drained(folder, UNSTOPPABLE)
+def test_c17_a_body_that_cannot_be_stopped_is_handed_back_by_the_end_of_its_process(site: Site) -> None:
+    drained(site, UNSTOPPABLE)
 
 
 # -- C18 -------------------------------------------------------------------------------------------------
@@ -138,9 +137,9 @@ STOPS_WITHIN_S = 2.0
 
 
 @beside
-def test_c18_a_job_may_be_cancelled_in_every_state(folder: Path) -> None:
-    with Lab(folder) as lab:
-        case = Case("C18", "sqlite", variants="a b c d f g")
+def test_c18_a_job_may_be_cancelled_in_every_state(site: Site) -> None:
+    with site.lab() as lab:
+        case = lab.case("C18", variants="a b c d f g")
         queued = lab.submit("tick", "queued")
         delayed = lab.submit("tick", "delayed", delay=1.5)
         case.equal("queued", (queued.cancel(), queued.status), (Cancelled.CANCELLED, Status.CANCELLED))
@@ -181,9 +180,9 @@ def test_c18_a_job_may_be_cancelled_in_every_state(folder: Path) -> None:
         lab.close(case)
 
 
-def test_c17_a_second_signal_ends_it_within_a_second(tmp_path: Path) -> None:
-    hurried(tmp_path, STOPPABLE)
+def test_c17_a_second_signal_ends_it_within_a_second(site: Site) -> None:
+    hurried(site, STOPPABLE)
 
 
-def test_c17_a_second_signal_ends_a_body_that_cannot_be_stopped(tmp_path: Path) -> None:
-    hurried(tmp_path, UNSTOPPABLE)
+def test_c17_a_second_signal_ends_a_body_that_cannot_be_stopped(site: Site) -> None:
+    hurried(site, UNSTOPPABLE)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from fluxmesh.job import Job, Outcome, Status
 from tests.cases.beside import beside
-from tests.cases.harness import Lab, together, wait_until
-from tests.cases.report import Case, scaled
+from tests.cases.harness import Lab, Site, together, wait_until
+from tests.cases.report import scaled
 
 CONCURRENCY: Final = 2
 TIMEOUT_S: Final = scaled(2)
@@ -30,8 +29,8 @@ UNSTOPPABLE: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-def lab_of(folder: Path) -> Lab:
-    return Lab(folder, hard_grace_s=HARD_GRACE_S, retire_after_s=RETIRE_AFTER_S, grace_s=scaled(2))
+def lab_of(site: Site, name: str) -> Lab:
+    return site.lab(name, hard_grace_s=HARD_GRACE_S, retire_after_s=RETIRE_AFTER_S, grace_s=scaled(2))
 
 
 def noted(record: Job) -> bool:
@@ -39,10 +38,10 @@ def noted(record: Job) -> bool:
     return record.timed_out or record.attempts > 0
 
 
-def four_and_six(folder: Path, task: str, arguments: tuple[Any, ...], *, stops: bool) -> None:
+def four_and_six(site: Site, task: str, arguments: tuple[Any, ...], *, stops: bool) -> None:
     """Four that block, then six quick ones, on two slots."""
-    with lab_of(folder) as lab:
-        case = Case("C16", "sqlite", body=task, timeout_s=TIMEOUT_S, max_retries=0, concurrency=CONCURRENCY)
+    with lab_of(site, task) as lab:
+        case = lab.case("C16", body=task, timeout_s=TIMEOUT_S, max_retries=0, concurrency=CONCURRENCY)
         group = lab.worker("w1", concurrency=CONCURRENCY)
         options = {"timeout": TIMEOUT_S, "max_retries": 0}
         blocking = lab.submit_many(task, [(*arguments, f"blocking {n}") for n in range(4)], **options)
@@ -71,12 +70,10 @@ def four_and_six(folder: Path, task: str, arguments: tuple[Any, ...], *, stops: 
         lab.close(case)
 
 
-def shown_timed_out(folder: Path, task: str, arguments: tuple[Any, ...], *, retries: int) -> None:
+def shown_timed_out(site: Site, task: str, arguments: tuple[Any, ...], *, retries: int) -> None:
     """A body that cannot be stopped is shown as timed out, keeps its job, and is never joined by another."""
-    with lab_of(folder) as lab:
-        case = Case(
-            "C16", "sqlite", body=task, timeout_s=TIMEOUT_S, max_retries=retries, concurrency=CONCURRENCY
-        )
+    with lab_of(site, task) as lab:
+        case = lab.case("C16", body=task, timeout_s=TIMEOUT_S, max_retries=retries, concurrency=CONCURRENCY)
         lab.worker("w1", concurrency=CONCURRENCY)
         job = lab.submit(
             task,
@@ -101,10 +98,10 @@ def shown_timed_out(folder: Path, task: str, arguments: tuple[Any, ...], *, retr
         lab.close(case)
 
 
-def ends_late(folder: Path) -> None:
+def ends_late(site: Site) -> None:
     """A body that ends past its hard timeout ends nothing but itself: its process and the others go on."""
-    with lab_of(folder) as lab:
-        case = Case("C16", "sqlite", body="nap that ends late", timeout_s=TIMEOUT_S, max_retries=1)
+    with lab_of(site, "late") as lab:
+        case = lab.case("C16", body="nap that ends late", timeout_s=TIMEOUT_S, max_retries=1)
         group = lab.worker("w1", concurrency=CONCURRENCY)
         [before] = lab.members(group)
         late_s = TIMEOUT_S + HARD_GRACE_S + 1.5
@@ -125,20 +122,20 @@ def each(bodies: dict[str, tuple[Any, ...]], run: Callable[[str, tuple[Any, ...]
 
 
 @beside
-def test_c16_bodies_that_cannot_be_stopped_end_with_their_process(folder: Path) -> None:
-    each(UNSTOPPABLE, lambda task, args: four_and_six(folder / task, task, args, stops=False))
+def test_c16_bodies_that_cannot_be_stopped_end_with_their_process(site: Site) -> None:
+    each(UNSTOPPABLE, lambda task, args: four_and_six(site, task, args, stops=False))
 
 
 @beside
-def test_c16_with_retries_two_bodies_of_one_job_never_overlap(folder: Path) -> None:
+def test_c16_with_retries_two_bodies_of_one_job_never_overlap(site: Site) -> None:
     bodies = {**UNSTOPPABLE, "doze": (FOR_EVER_S,)}
-    each(bodies, lambda task, args: shown_timed_out(folder / task, task, args, retries=RETRIES))
+    each(bodies, lambda task, args: shown_timed_out(site, task, args, retries=RETRIES))
 
 
 @beside
-def test_c16_a_body_that_ends_late_ends_only_itself(folder: Path) -> None:
-    ends_late(folder)
+def test_c16_a_body_that_ends_late_ends_only_itself(site: Site) -> None:
+    ends_late(site)
 
 
-def test_c16_bodies_that_can_be_stopped_are_timeouts_at_once(tmp_path: Path) -> None:
-    each(STOPPABLE, lambda task, args: four_and_six(tmp_path / task, task, args, stops=True))
+def test_c16_bodies_that_can_be_stopped_are_timeouts_at_once(site: Site) -> None:
+    each(STOPPABLE, lambda task, args: four_and_six(site, task, args, stops=True))

@@ -10,13 +10,13 @@ import pytest
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome, Status
 from tests.cases.harness import LEASE_S, Lab, wait_until
-from tests.cases.report import Case, scaled
+from tests.cases.report import scaled
 from tests.cases.workers import WorkerGroup
 
 
 @pytest.mark.slow
 def test_c02_a_healthy_job_far_longer_than_the_lease_runs_once(lab: Lab) -> None:
-    case = Case("C02", "sqlite", job_s=5 * LEASE_S, lease_s=LEASE_S)
+    case = lab.case("C02", job_s=5 * LEASE_S, lease_s=LEASE_S)
     first, second = lab.launch("w1"), lab.launch("w2")
     lab.await_workers(first, second)
     options = {"concurrency_key": "acct-7", "concurrency_limit": 1}
@@ -61,7 +61,7 @@ def worker_rss(lab: Lab, group: WorkerGroup) -> int:
     "delayed", [5_000, pytest.param(50_000, marks=pytest.mark.slow)], ids=["5-thousand", "50-thousand"]
 )
 def test_c12_many_delayed_jobs_cost_a_worker_nothing(lab: Lab, delayed: int) -> None:
-    case = Case("C12", "sqlite", delayed=delayed, immediate=IMMEDIATE)
+    case = lab.case("C12", delayed=delayed, immediate=IMMEDIATE)
     group = lab.worker("w1", concurrency=8)
     warm = lab.submit_many("tick", [("warm",)] * 20)
     lab.await_ended(warm, 20)
@@ -95,7 +95,7 @@ def test_c12_many_delayed_jobs_cost_a_worker_nothing(lab: Lab, delayed: int) -> 
     case.equal("worker_lives", second.running, True)
     done = lab.queue.counts().by_status[Status.COMPLETED]
     case.equal("completed", done, JUMPED + IMMEDIATE + len(warm) + 2)
-    case.equal("stored", sum(lab.places().values()), len(lab.ids))
+    case.equal("stored", sum(lab.door.places().values()), len(lab.ids))
     # Every story of the small run; of the large one the counters against the rows.
     case.close(lab.disagreements() if delayed < 10_000 else lab.miscounted())
 
@@ -110,15 +110,13 @@ def start_delay(lab: Lab, number: int) -> float:
 def schedule_in(lab: Lab, jobs: list[JobHandle[str]], seconds: float) -> float:
     """Make delayed jobs due in so many seconds; the instant, by the marks' clock."""
     at = time.monotonic() + seconds
-    due_us = round((time.time() + seconds) * 1e6)
-    for job in jobs:
-        lab.direct("update <job> set pos = ?, due_us = ? where id = ?", due_us, due_us, job.id)
+    lab.door.make_due([job.id for job in jobs], seconds)
     return at
 
 
 # -- C13 -------------------------------------------------------------------------------------------------
 def test_c13_a_long_job_does_not_sit_on_short_ones(lab: Lab) -> None:
-    case = Case("C13", "sqlite", concurrency=1, workers=2, long_s=scaled(20), short=6)
+    case = lab.case("C13", concurrency=1, workers=2, long_s=scaled(20), short=6)
     first, second = lab.launch("w1", concurrency=1), lab.launch("w2", concurrency=1)
     lab.await_workers(first, second)
     long = lab.submit("nap", scaled(20), "long")
@@ -145,7 +143,7 @@ def test_c13_a_long_job_does_not_sit_on_short_ones(lab: Lab) -> None:
 
 # -- C14 -------------------------------------------------------------------------------------------------
 def test_c14_an_urgent_job_overtakes_the_backlog(lab: Lab) -> None:
-    case = Case("C14", "sqlite", concurrency=1, low=10, default=5)
+    case = lab.case("C14", concurrency=1, low=10, default=5)
     lab.worker("w1", concurrency=1)
     retried = lab.submit(
         "fail", 1, 0.0, "high, retried", priority="high", backoff_base_seconds=0.5, jitter="none"

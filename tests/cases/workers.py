@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 APP: Final = "tests.cases.app:queue"
+_LISTENS: Final = re.compile(r"^server: (http://\S+) ", re.MULTILINE)
 _GONE_S: Final = 10.0
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _DIRECT: Final = (
@@ -108,6 +110,19 @@ class WorkerGroup(Group):
         argv = [sys.executable, "-m", "fluxmesh.cli", "worker", "--app", APP, "--id", worker_id]
         argv += ["--concurrency", str(concurrency), *flags]
         super().__init__(argv, env=env, folder=folder, log=folder / f"{worker_id}.log")
+
+
+class ApiServer(Group):
+    """`fluxmesh server`, the API alone. `url` once it listens."""
+
+    def __init__(self, name: str, *, env: Mapping[str, str], folder: Path) -> None:
+        argv = [sys.executable, "-m", "fluxmesh.cli", "server", "--no-standalone", "--port", "0"]
+        super().__init__(argv, env=env, folder=folder, log=folder / f"{name}.log")
+
+    @property
+    def url(self) -> str | None:
+        found = _LISTENS.search(self.log.read_text("utf-8"))
+        return found[1] if found else None
 
 
 class DirectWorker(Group):

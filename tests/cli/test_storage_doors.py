@@ -7,12 +7,14 @@ import os
 import socket
 import sqlite3
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Call
 from tests.cli.harness import FLUXMESH, environment, make_database, run, submit
+from tests.redis_server import Server
 
 ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
 READS = [
@@ -65,16 +67,69 @@ def test_a_url_that_means_nothing_is_2(url: str, tmp_path: Path, call: Call) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [("jobs", "list"), ("worker",)], ids=" ".join)
-def test_a_redis_that_nobody_answers_for_is_4_and_its_password_is_not_told(
-    words: tuple[str, ...], tmp_path: Path, call: Call
-) -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else can begin to
+DAEMONS = [
+    ("worker",),
+    ("scheduler",),
+    ("server", "--port", "0"),
+    ("server", "--port", "0", "--no-standalone"),
+    ("dev", "--port", "0", "--no-reload"),
+]
+
+
+@pytest.fixture(scope="module")
+def shut_port() -> Iterator[int]:
+    """Bound and not listening: nobody answers, and nobody else can begin to."""
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        url = f"redis://:secret@127.0.0.1:{taken.getsockname()[1]}/0"
-        answer = call(*words, "--url", url, cwd=tmp_path)
-    answer.refused(4, "redis://:***@127.0.0.1", "hint: ")
-    assert "secret" not in answer.err
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def frozen_port() -> Iterator[int]:
+    """The kernel takes connections, as for a server that is stopped; nobody ever says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as mute:
+        yield mute.getsockname()[1]
+
+
+@pytest.mark.parametrize("words", [*ONE_SHOTS, *DAEMONS, ("demo",), ("doctor",)], ids=" ".join)
+@pytest.mark.parametrize("frozen", [False, True], ids=["shut", "frozen"])
+def test_a_redis_that_does_not_answer_is_4_and_its_password_is_not_told(
+    words: tuple[str, ...],
+    frozen: bool,
+    shut_port: int,
+    frozen_port: int,
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fluxmesh.storage.redis.backend.OPEN_S", 0.05)
+    url = f"redis://:secret@127.0.0.1:{frozen_port if frozen else shut_port}/0"
+    answer = call(*words, "--url", url, cwd=tmp_path)
+    assert answer.code == 4
+    assert "redis://:***@127.0.0.1" in answer.err
+    assert "hint: " in answer.err
+    assert "secret" not in answer.err + answer.out
+    assert "Traceback" not in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_frozen_redis_ends_a_command_within_five_seconds(frozen_port: int, tmp_path: Path) -> None:
+    url = f"redis://127.0.0.1:{frozen_port}/0"
+    run("jobs", "list", "--url", url, cwd=tmp_path).refused(4, "did not answer in 3 s")
+
+
+def test_a_redis_that_refuses_the_login_is_5(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    server = Server(tmp_path_factory.mktemp("redis"), "--requirepass", "right")
+    try:
+        for word in ("", ":wrong@"):
+            url = f"redis://{word}127.0.0.1:{server.port}/0"
+            done = run("jobs", "list", "--url", url, cwd=tmp_path)
+            done.refused(5, f"127.0.0.1:{server.port}", "password of the URL")
+            assert "wrong@" not in done.err
+    finally:
+        server.stop()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,8 +12,29 @@ from fluxmesh.job import Job, Status
 from fluxmesh.outcome import Transition
 from fluxmesh.query import Query, encode_cursor
 from fluxmesh.storage.redis import find as find_verb
-from fluxmesh.storage.values import Cancelled, Done, Settle, Settled, Verdict
-from fluxmesh.testing.contract.lab import COMPLETED, Lab, dead, ids, new_job, retention, scenario
+from fluxmesh.storage.values import (
+    Cancelled,
+    Done,
+    OnDeath,
+    ProgressNote,
+    Settle,
+    Settled,
+    Verdict,
+    WorkerView,
+)
+from fluxmesh.testing.contract.lab import (
+    BEAT_S,
+    COMPLETED,
+    CRASHED,
+    Lab,
+    dead,
+    ids,
+    new_job,
+    retention,
+    retry,
+    scenario,
+)
+from fluxmesh.testing.contract.liveness import LEASE_S, victim_with
 from tests.contract.test_redis import RedisBackend, backend, redis_server  # noqa: F401
 
 FIELDS = (
@@ -252,6 +273,28 @@ class TestKeys:
         assert (again.id, again.verdict) == (new.id, Verdict.EXISTING)
 
 
+class TestLostLists:
+    @scenario
+    async def test_an_owner_that_is_not_listed_is_found_by_its_record(self, lab: Lab) -> None:
+        """C05: else its jobs would be nobody's for good."""
+        assert isinstance(lab.backend, RedisBackend)
+        victim, survivor = await victim_with(lab, 2)
+        assert lab.backend.client.hdel("fluxmesh:owners", str(victim.ref.epoch)) == 1
+        await lab.pass_time(LEASE_S + 0.5, survivor)
+        assert sorted(job.id for job in await lab.orphans()) == sorted(victim.owned)
+        assert len(await lab.reap_all()) == 2
+
+    @scenario
+    async def test_nobody_waits_without_a_record_for_ever(self, lab: Lab) -> None:
+        assert isinstance(lab.backend, RedisBackend)
+        worker = await lab.worker()
+        assert await worker.claim(1) == []
+        assert lab.backend.client.zcard("fluxmesh:waiting") == 1
+        lab.backend.forget_worker(worker.ref)
+        await lab.storage.prune(retention(), 10)
+        assert lab.backend.client.exists("fluxmesh:waiting") == 0
+
+
 # What is not there is as it was at the beginning: a record without a token or counters is a plain job's.
 TOO_LITTLE = [
     how
@@ -338,3 +381,51 @@ class TestWorkersAmongBadRecords:
         lab.clock.advance(1)
         taken = ids((await other.take_held(len(made))).running) + ids(await other.claim(len(made)))
         assert set(taken) >= set(good)
+
+
+PLAIN = {
+    *("place", "task", "payload", "queue", "tier", "seq", "created_us", "options", "due_us", "token", "lane"),
+    *("worker_id", "request", "started_us", "more", "idempotency_key", "tags", "waiting_for", "cancel"),
+}
+
+
+class TestMore:
+    """The hot path reads only the plain fields of a record that does not say that it has more."""
+
+    @scenario
+    async def test_a_job_that_has_not_ended_says_so_if_it_has_more_than_a_plain_one(self, lab: Lab) -> None:
+        assert isinstance(lab.backend, RedisBackend)
+        client, seen = lab.backend.client, set()
+
+        def look() -> None:
+            for name in client.scan_iter("fluxmesh:jobs:*"):
+                record = {field.decode(): value for field, value in client.hgetall(name).items()}
+                if int(record["place"]) < 5:
+                    beyond = set(record) - PLAIN
+                    seen.update(beyond)
+                    assert not beyond or record.get("more") == b"1", (name, beyond)
+
+        await lab.put_many(3, tags=["x"])
+        for fields in ({"expires_in": 50}, {"unique_key": "u"}, {"concurrency_key": "k"}, {"delay": 1}):
+            await lab.put(**fields)
+        worker, thief = await lab.worker(), await lab.worker("w2")
+        look()
+        retried, noted, *rest = await worker.claim(4)
+        await worker.settle(retried, retry(0))
+        note = ProgressNote(noted.id, noted.token, 50, "half", OnDeath.TIMEOUT)
+        assert await lab.storage.progress(worker.ref, [note]) == [True]
+        look()
+        held = await worker.hold(2)
+        lab.clock.advance(1)
+        look()
+        assert (await thief.take_held(2)).running
+        look()
+        await lab.pass_time(2 * BEAT_S + 1)
+        await lab.storage.beat(worker.ref, [], WorkerView(worker.registration))
+        look()
+        await lab.storage.reprioritise([job.id for job in [*held, *rest]], 1)
+        await lab.storage.declare_dead(thief.ref, "killed")
+        await lab.reap_all(CRASHED)
+        look()
+        assert seen >= {"expires_us", "unique_key", "concurrency_key", "attempts", "crashes", "history"}
+        assert seen >= {"percent", "on_death", "hops", "missed"}

@@ -1,8 +1,9 @@
 """A tiny worker process for the supervisor's tests: speaks the report protocol and does as it is told.
 
 python child.py JOURNAL STEP… --report-fd N. The journal gets a line for each thing that happens to it.
-Steps: epoch=N, ready, junk, ended, exit=N, obey (drain at the first telling: 0; at the second: 1), deaf
-(ignores SIGTERM), once=PATH (goes on only if PATH is not there yet, and creates it; else obeys), eof.
+Steps: epoch=N, ready, junk, ended, left=N (ended, but for N bodies), exit=N, obey (drain at the first
+telling: 0; at the second: 1), deaf (ignores SIGTERM), once=PATH (goes on only if PATH is not there yet, and
+creates it; else obeys), eof.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Child:
                     self.report(b'"text"')
                 case "ended":
                     self.report(b'{"ended": true}')
+                case "left":
+                    self.report(json.dumps({"ended": True, "left_running": int(value)}).encode())
                 case "once":
                     try:
                         os.close(os.open(value, os.O_CREAT | os.O_EXCL))

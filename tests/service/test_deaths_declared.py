@@ -101,6 +101,20 @@ def tell() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_jobs_whose_bodies_a_drained_child_left_running_are_free_when_it_is_gone(
+    play: Callable[[Play], None],
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        [job_id] = await scene.running(1)
+        note = ProgressNote(job_id, scene.tokens[job_id], on_death=OnDeath.INTERRUPTED)
+        await scene.storage.progress(scene.worker, [note])
+        assert await scene.supervisor("left=1", "exit=0").run() == 0
+        assert scene.tap.found("death declared", how="stopped")
+        assert await scene.counters(job_id) == (Status.PENDING, 0, 0, 1)
+
+    play(scenario)
+
+
 def test_a_killed_childs_jobs_are_ready_again_within_a_second(
     play: Callable[[Play], None],
 ) -> None:

@@ -17,8 +17,9 @@ import pytest
 
 from fluxmesh import Queue, Status, StorageUnreachable, WouldDeadlock
 from fluxmesh.calls import BoundTask
-from fluxmesh.errors import OutcomeUnknown
-from fluxmesh.portal import REPEATS, current_portal, run
+from fluxmesh.errors import FluxMeshError, OutcomeUnknown
+from fluxmesh.portal import current_portal, run
+from fluxmesh.storage.base import REPEATS
 
 BOUND_S = 60
 FORKING = "ignore:This process:DeprecationWarning"  # 3.12 warns of a fork amid threads, which is tried here
@@ -143,6 +144,20 @@ def test_a_lost_answer_is_asked_for_again(queue: Queue) -> None:
     with pytest.raises(OutcomeUnknown):
         run(queue._link.use(lambda _: never()))
     assert len(calls) == REPEATS + 1
+
+
+def test_what_may_have_been_done_is_not_told_as_not_done(queue: Queue) -> None:
+    """A storage that is frozen loses the first answer and cannot be reached for a second one."""
+    failures: list[FluxMeshError] = [StorageUnreachable("it does not answer"), OutcomeUnknown("no reply")]
+
+    async def fail() -> None:
+        raise failures.pop()
+
+    with pytest.raises(OutcomeUnknown, match="no reply"):
+        run(queue._link.use(lambda _: fail()))
+    failures.append(StorageUnreachable("nothing was sent"))
+    with pytest.raises(StorageUnreachable, match="nothing was sent"):
+        run(queue._link.use(lambda _: fail()))
 
 
 def test_a_closed_queue_opens_anew(queue: Queue, task: BoundTask[..., Any]) -> None:

@@ -292,7 +292,10 @@ def test_a_large_payload_is_warned_of(task: AsyncTask[..., Any], caplog: pytest.
         ({"scheduler_batch_size": 1_001}, "scheduler_batch_size: 1001"),
         ({"settings": {"leas_s": 3}}, "leas_s: unknown setting in the arguments (did you mean 'lease_s'?)"),
         ({"settings": {"lease_s": 1}}, "lease_s: 1"),
-        ({"url": "nosql://x"}, "unknown storage 'nosql' (known: sqlite://, redis://, rediss://, memory://)"),
+        (
+            {"url": "nosql://x"},
+            "unknown storage 'nosql' (known: sqlite://, redis://, rediss://, redis+sentinel://",
+        ),
         ({"url": "jobs.db"}, "'jobs.db' is a path and not a URL (write sqlite:///jobs.db)"),
         ({"durability": "full"}, "(process or power)"),
         ({"scheduler_batch_size": 0}, "(1 to 1,000)"),

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.figures import SOUND, Bound, CheckFailed, Figure, Floor, Run, judged, line, percentile
+from benchmarks.gauge import Spent
 from benchmarks.seen import Seen, check_all_completed, inversions, lateness_ms, span_s
+from benchmarks.toll import Reading, cost
 from fluxmesh.job import Outcome, Status
 
 RUN = Run(
@@ -98,6 +100,28 @@ def test_a_bound_holds_the_median_or_the_worst() -> None:
     assert not Bound(2.0, at_most=True, of="worst").met_by(values)
     assert Bound(2.0).met_by(values)
     assert not Bound(2.0, of="worst").met_by(values)
+
+
+def test_a_bound_on_the_ratio_is_not_known_without_a_floor() -> None:
+    bound = Bound(0.5, of="ratio to floor")
+    assert bound.text("jobs/s") == "ratio to floor >= 0.5"
+    assert bound.met_by([49.0, 50.0, 90.0], Floor("awaited_enqueue", 100.0)) is True
+    assert bound.met_by([49.0, 49.0, 90.0], Floor("awaited_enqueue", 100.0)) is False
+    assert bound.met_by([49.0, 50.0, 90.0]) is None
+
+
+def test_the_cost_of_jobs_is_what_was_spent_between_two_looks_less_the_looks() -> None:
+    first = Reading(1_000, 2.0, Spent(cpu_s=1.0, commands=0, scripts=500, scripts_s=3.0))
+    last = Reading(5_000, 2.4, Spent(cpu_s=1.2, commands=0, scripts=1_504, scripts_s=3.5))
+    told = cost(first, last, looks=4)
+    assert told["jobs"] == 4_000
+    assert told["worker_cpu_s_per_1000_jobs"] == pytest.approx(0.1)
+    assert told["server_cpu_s_per_1000_jobs"] == pytest.approx(0.05)
+    assert told["evalsha_calls_per_job"] == pytest.approx(0.25)
+    assert told["evalsha_usec_per_call"] == pytest.approx(500.0)
+    assert told["evalsha_usec_per_job"] == pytest.approx(125.0)
+    without_server = cost(Reading(1_000, 2.0, None), Reading(5_000, 2.4, None), looks=4)
+    assert without_server == {"jobs": 4_000, "worker_cpu_s_per_1000_jobs": pytest.approx(0.1)}
 
 
 def test_percentiles_are_values_that_were_seen() -> None:

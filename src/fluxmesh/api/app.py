@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from fluxmesh.api import dlq, fleet, health, jobs
 from fluxmesh.api.access import OPEN_PATHS, Access
@@ -27,6 +29,10 @@ DESCRIPTION: Final = (
     "Background jobs: submit, look, wait, cancel, retry. Times are epoch seconds, priorities 0 to 3 (0 is the"
     " first), statuses in capitals; refusals are problems as of RFC 9457. Where the server has tokens, send"
     " `Authorization: Bearer <token>`."
+)
+_ROUTERS: Final[tuple[tuple[str, APIRouter], ...]] = (
+    *((PREFIX, part.router) for part in (jobs, dlq, fleet)),
+    ("", health.router),
 )
 _log = get_logger("api")
 
@@ -54,11 +60,8 @@ def create_app(store: Store, access: Access) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.store = store
-    api = APIRouter(prefix=PREFIX)
-    for part in (jobs, dlq, fleet):
-        api.include_router(part.router)
-    for router in (api, health.router):
-        app.include_router(router, dependencies=[Depends(only_known)])
+    for prefix, router in _ROUTERS:
+        app.include_router(router, prefix=prefix, dependencies=[Depends(only_known)])
     app.add_middleware(Gate, access=access)
     app.add_exception_handler(FluxMeshError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -87,11 +90,22 @@ async def _http(request: Request, error: Exception) -> Response:
     problem: HttpRefusal
     if error.status_code == 405:
         problem = MethodNotAllowed(f"{what}: the route has other methods", hint="see /docs")
-    elif error.status_code == 404:
+        return refusal(problem, {"Allow": ", ".join(_allowed(request.url.path))})
+    if error.status_code == 404:
         problem = NoSuchRoute(f"{what}: there is no such route", hint="see /docs for those there are")
     else:
         problem = HttpRefusal(str(error.detail))
     return refusal(problem, error.headers)
+
+
+def _allowed(path: str) -> list[str]:
+    """The methods of all routes with this path; the framework names those of the first."""
+    methods: set[str] = set()
+    for prefix, router in _ROUTERS:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and compile_path(prefix + route.path)[0].match(path):
+                methods.update(route.methods or ())
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 def _describe(app: FastAPI, *, wants_token: bool) -> None:

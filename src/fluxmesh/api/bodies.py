@@ -51,7 +51,7 @@ def check_known(fields: dict[str, Any], known: Collection[str]) -> None:
 
 
 def _check_type(request: Request) -> None:
-    given = request.headers.get("content-type", "")
+    given = ", ".join(request.headers.getlist("content-type"))
     essence, _, parameters = given.partition(";")
     charset = parameters.replace(" ", "").replace('"', "").lower()
     if essence.strip().lower() != _JSON or charset not in ("", "charset=utf-8"):
@@ -93,10 +93,24 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """RFC 8259 leaves open which of two values counts: whoever sends both is asked what is meant."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise InvalidOption(name[:80], "given twice", hint="give it once")
+            seen.add(name)
+    return fields
+
+
 def _parsed(data: bytes) -> Any:
     """Every number is kept exactly, or refused later; msgspec would round integers of many digits."""
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        return json.loads(data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_fields)
+    except InvalidOption:
+        raise
     except RecursionError:
         raise PayloadTooLarge("the body is nested too deeply", hint="at most 100 levels") from None
     except ValueError as error:

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fluxmesh.api.access import OPEN_PATHS, Access
-from fluxmesh.api.problems import InternalError, TooBusy, refusal
+from fluxmesh.api.problems import InternalError, MalformedRequest, TooBusy, refusal
 from fluxmesh.errors import FluxMeshError
 from fluxmesh.obs.log import DEBUG, get_logger
 
@@ -56,12 +56,20 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         refused: FluxMeshError | None
+        headers = dict(scope["headers"])
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            # Where one request ends and the next begins must not be read in two ways (RFC 9112, 6.1).
+            refused = MalformedRequest("Content-Length is given together with Transfer-Encoding")
+            await refusal(refused, {"Connection": "close"})(scope, receive, answer)
+            return
         if self._in_flight > self._most and scope["path"] not in OPEN_PATHS:
             refused = TooBusy(f"{self._most:,} requests are being answered", hint="try again in a second")
         else:
-            refused = self._access.refusal(scope["method"], scope["path"], dict(scope["headers"]))
+            refused = self._access.refusal(scope["method"], scope["path"], headers)
         if refused is None:
-            await self._app(scope, receive, answer)
+            # The server sends no body in answer to HEAD, whatever the route says.
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self._app(asked, receive, answer)
         else:
             await refusal(refused)(scope, receive, answer)
 

@@ -34,6 +34,11 @@ class HttpRefusal(UsageError):
         self.field = field
 
 
+class MalformedRequest(HttpRefusal):
+    code = "malformed_request"
+    http_status = 400
+
+
 class MalformedBody(HttpRefusal):
     code = "malformed_body"
     http_status = 400
@@ -116,13 +121,20 @@ def headers_of(error: FluxMeshError) -> dict[str, str]:
         headers["WWW-Authenticate"] = 'Bearer realm="fluxmesh"'
     if isinstance(error, QueueFull | StorageError | TooBusy):
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, RequestTooSlow):
+        headers["Connection"] = "close"
     return headers
+
+
+def encoded_problem(error: FluxMeshError) -> bytes:
+    """Its document, as it is sent."""
+    return _encode(problem_of(error))
 
 
 def refusal(error: FluxMeshError, headers: Mapping[str, str] | None = None) -> Response:
     """The response that tells this error."""
     return Response(
-        _encode(problem_of(error)),
+        encoded_problem(error),
         status_code=error.http_status,
         headers=headers_of(error) | dict(headers or {}),
         media_type=MEDIA_TYPE,

@@ -12,6 +12,7 @@ import uvicorn
 from fluxmesh.api.access import Access
 from fluxmesh.api.app import create_app
 from fluxmesh.api.store import Store
+from fluxmesh.api.wire import Wire
 from fluxmesh.errors import FluxMeshError
 
 HEADERS_MOST_BYTES: Final = 32 << 10
@@ -50,7 +51,7 @@ class ApiServer:
         self._store = store
         config = uvicorn.Config(
             create_app(store, access),
-            http="h11",
+            http=Wire,
             ws="none",
             lifespan="on",
             loop="none",

@@ -20,8 +20,10 @@ from fluxmesh.errors import (
     InvalidOption,
     OutcomeUnknown,
     QueueFull,
+    StorageError,
     shown,
 )
+from fluxmesh.job import Job
 from fluxmesh.storage.values import Enqueued, Verdict
 from fluxmesh.submission import NewJob, checked_arguments, prepare
 
@@ -59,17 +61,21 @@ async def submit_one(store: Store, fields: object) -> Stored:
     """Raises UsageError that names the field, IdempotencyConflict or QueueFull."""
     job = new_job(fields, store.settings)
     fresh = () if _has_id(fields) else (job.id,)
-    [enqueued] = await store_jobs(store, [job], made_here=fresh)
-    return await answer_of(store, job, enqueued)
+
+    async def submitted() -> Stored:
+        [enqueued] = await _store_jobs(store, [job], made_here=fresh)
+        return await _answer_of(store, job, enqueued)
+
+    return await store.write(submitted())  # one bound for all tries and for the look at what was stored
 
 
-async def store_jobs(store: Store, jobs: Sequence[NewJob], *, made_here: Collection[str]) -> list[Enqueued]:
+async def _store_jobs(store: Store, jobs: Sequence[NewJob], *, made_here: Collection[str]) -> list[Enqueued]:
     """Store at most 1,000 jobs. `made_here` are the ids that no producer chose: one that a repetition
     meets was stored by the try whose reply was lost, and is new all the same."""
     cap = store.settings.queue_cap
     for tries_left in reversed(range(1 + REPEATS)):
         try:
-            answers = await store.write(store.storage.enqueue(jobs, queue_cap=cap))
+            answers = await store.storage.enqueue(jobs, queue_cap=cap)
             return [_as_new(answer) if answer.id in made_here else answer for answer in answers]
         except OutcomeUnknown:
             if not tries_left:
@@ -81,7 +87,7 @@ def _as_new(answer: Enqueued) -> Enqueued:
     return Enqueued(answer.id, Verdict.CREATED) if answer.by == "id" else answer
 
 
-async def answer_of(store: Store, job: NewJob, enqueued: Enqueued) -> Stored:
+async def _answer_of(store: Store, job: NewJob, enqueued: Enqueued) -> Stored:
     """201 or 200 with the job. Raises IdempotencyConflict or QueueFull."""
     match enqueued.verdict:
         case Verdict.CONFLICT:
@@ -99,12 +105,23 @@ async def answer_of(store: Store, job: NewJob, enqueued: Enqueued) -> Stored:
     new = enqueued.verdict is Verdict.CREATED
     more = {} if new else {"deduplicated": True}
     replayed = not new and enqueued.by != "unique"
-    record = None if enqueued.pruned else await store.read(store.storage.get(enqueued.id))
+    record = None if enqueued.pruned else await _record_of(store, enqueued.id)
     if record is not None:
         return Stored(201 if new else 200, job_document(record) | more, replayed)
     # Its record is gone already: pruned, or discarded just now.
     gone = {"id": enqueued.id, "status": enqueued.status or "PENDING", "pruned": True}
     return Stored(201 if new else 200, gone | more, replayed)
+
+
+async def _record_of(store: Store, job_id: str) -> Job | None:
+    """Raises OutcomeUnknown: who hears that the storage is unreachable believes that nothing is stored."""
+    try:
+        return await store.storage.get(job_id)
+    except StorageError as error:
+        raise OutcomeUnknown(
+            f"job {job_id} is stored, but could not be read: {error.message}",
+            hint=f"GET /api/v1/jobs/{job_id}",
+        ) from error
 
 
 async def submit_many(store: Store, items: Sequence[object]) -> list[dict[str, Any]]:
@@ -118,19 +135,25 @@ async def submit_many(store: Store, items: Sequence[object]) -> list[dict[str, A
             told[index] = _refused(error)
     if jobs:
         fresh = {job.id for index, job in jobs.items() if not _has_id(items[index])}
-        answers = await store_jobs(store, list(jobs.values()), made_here=fresh)
-        stored = list(zip(jobs.items(), answers, strict=True))
-        for start in range(0, len(stored), READ_AT_ONCE):
-            some = stored[start : start + READ_AT_ONCE]
-            documents = await asyncio.gather(*(_told(store, job, answer) for (_, job), answer in some))
-            for ((index, _), _), document in zip(some, documents, strict=True):
-                told[index] = document
+        documents = await store.write(_submitted(store, list(jobs.values()), fresh))
+        for index, document in zip(jobs, documents, strict=True):
+            told[index] = document
     return [item for item in told if item is not None]
+
+
+async def _submitted(store: Store, jobs: Sequence[NewJob], fresh: Collection[str]) -> list[dict[str, Any]]:
+    answers = await _store_jobs(store, jobs, made_here=fresh)
+    stored = list(zip(jobs, answers, strict=True))
+    documents: list[dict[str, Any]] = []
+    for start in range(0, len(stored), READ_AT_ONCE):
+        some = stored[start : start + READ_AT_ONCE]
+        documents += await asyncio.gather(*(_told(store, job, answer) for job, answer in some))
+    return documents
 
 
 async def _told(store: Store, job: NewJob, enqueued: Enqueued) -> dict[str, Any]:
     try:
-        stored = await answer_of(store, job, enqueued)
+        stored = await _answer_of(store, job, enqueued)
     except (IdempotencyConflict, QueueFull) as error:
         return _refused(error)
     item: dict[str, Any] = {"status": stored.status, "job": stored.document}

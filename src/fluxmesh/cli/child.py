@@ -173,7 +173,7 @@ async def _serve(
         reports.tell({"epoch": worker.epoch})
         reports.tell({"ready": True})
         end = await worker.wait()
-        reports.tell({"ended": True})
+        reports.tell({"ended": True, "left_running": worker.left_running})
     finally:
         signals.remove()
         loop.remove_reader(stdin)

@@ -15,6 +15,7 @@ from fluxmesh.cli.run import end_by_signal, guarded
 # noun -> what it does. The module of a noun has its name; it is imported only when the noun is asked for.
 COMMANDS: Final[dict[str, str]] = {
     "server": "answer over HTTP, with a worker of its own",
+    "dev": "server and worker in one command, started anew whenever the code changes",
     "worker": "run jobs until told to stop",
     "scheduler": "make due jobs ready and take back the jobs of dead workers, without running any",
     "submit": "submit one job",

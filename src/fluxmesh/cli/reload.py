@@ -1,7 +1,8 @@
-"""Starting a command anew whenever a Python file below the working directory changes."""
+"""Starting a command anew whenever a Python file below some folders changes."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
@@ -11,27 +12,48 @@ from pathlib import Path
 from typing import Final
 
 from fluxmesh.cli import output
+from fluxmesh.cli.parser import Parser
+from fluxmesh.errors import InvalidOption
 
-FLAG: Final = "--reload"
 LOOK_S: Final = 0.5
 STOP_MOST_S: Final = 20.0
 FILES_MOST: Final = 20_000
 _PASSED_OVER: Final = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
-_FINAL_CODES: Final = (2, 4)  # a changed file mends neither the arguments nor the storage
+# At the first run these are for whoever typed the command to mend. Later the changed code is to blame.
+_FINAL_CODES: Final = (1, 2, 4)
 
 
-def run_reloading(argv: Sequence[str] | None = None) -> int:
-    """This command without --reload, again and again. Answers its exit code once a signal ended it."""
-    arguments = [word for word in (sys.argv[1:] if argv is None else argv) if word != FLAG]
-    command = [sys.executable, "-m", "fluxmesh.cli", *arguments, "--stop-at-eof"]
-    return asyncio.run(_Reloader(command, Path.cwd()).run())
+def add_reload_options(parser: Parser, *, default: bool) -> None:
+    group = parser.add_argument_group("following the code")
+    group.add_argument(
+        "--reload",
+        action=argparse.BooleanOptionalAction,
+        default=default,
+        help=f"start anew when a *.py file changes ({'yes' if default else 'no'})",
+    )
+    group.add_argument(
+        "--reload-dir",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="folder whose files are looked at; may be repeated (the working directory)",
+    )
 
 
-def stamps(folder: Path) -> dict[str, int]:
-    """When each Python file below the folder was changed; hidden folders and packages are passed over."""
+def run_reloading(argv: Sequence[str], folders: Sequence[Path]) -> int:
+    """This command with --no-reload, again and again. Answers its exit code once a signal ended it."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InvalidOption("--reload-dir", f"{folder} is no folder", hint="name a folder with code")
+    command = [sys.executable, "-m", "fluxmesh.cli", *argv, "--no-reload", "--stop-at-eof"]
+    return asyncio.run(_Reloader(command, folders).run())
+
+
+def stamps(folders: Sequence[Path]) -> dict[str, int]:
+    """When each Python file below the folders was changed; hidden folders and packages are passed over."""
     found: dict[str, int] = {}
-    for where, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _PASSED_OVER]
+    for where, inner, files in (step for folder in folders for step in os.walk(folder)):
+        inner[:] = [name for name in inner if not name.startswith(".") and name not in _PASSED_OVER]
         for name in files:
             if name.endswith(".py"):
                 path = os.path.join(where, name)
@@ -54,9 +76,9 @@ def _exit_code(code: int) -> int:
 class _Reloader:
     """Keeps one run of the command. Its standard input is a pipe, so that it ends when we do."""
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str], folders: Sequence[Path]) -> None:
         self._command = command
-        self._folder = folder
+        self._folders = folders
         self._told = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -66,54 +88,56 @@ class _Reloader:
         signals = StopSignals(self._stop, self._forward)
         signals.install()
         try:
+            first = True
             while True:
-                before = stamps(self._folder)
+                before = stamps(self._folders)
                 code = await self._live(before)
-                if self._told.is_set() or code in _FINAL_CODES:
-                    return _exit_code(code)
+                if code in _FINAL_CODES and first:
+                    return code
+                if code is not None and not self._told.is_set():
+                    output.note("it ended; it is started again when a file changes")
+                    await self._change(before)
+                    code = None
+                if self._told.is_set():
+                    return 0 if code is None else _exit_code(code)
+                output.note("a file changed: starting anew")
+                first = False
         finally:
             signals.remove()
 
-    async def _live(self, before: dict[str, int]) -> int:
-        """One run, to the next change. If it ends by itself, the change is waited for without it."""
+    async def _live(self, before: dict[str, int]) -> int | None:
+        """One run, to the next change or signal. Its exit code; None if a change ended it."""
         # A session of its own: a terminal's Ctrl-C reaches it through us, once.
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
         ended = asyncio.ensure_future(process.wait())
-        told = asyncio.ensure_future(self._told.wait())
+        changed = asyncio.ensure_future(self._change(before))
         try:
-            said = False
-            while not told.done() and not self._changed(before):
-                await asyncio.wait(
-                    (told, *(() if ended.done() else (ended,))),
-                    timeout=LOOK_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if ended.done() and not told.done() and not said:
-                    if ended.result() in _FINAL_CODES:
-                        return ended.result()
-                    said = True
-                    output.note("it ended; it is started again when a file changes")
-            if not told.done():
-                output.note("a file changed: starting anew")
+            await asyncio.wait((ended, changed), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() and not self._told.is_set():
+                return ended.result()
+            if not self._told.is_set():
                 self._forward()
-            await self._end(ended)
-            return ended.result()
+            await asyncio.wait((ended,), timeout=None if self._told.is_set() else STOP_MOST_S)
+            if not ended.done():
+                process.kill()
+            code = await ended
+            return code if self._told.is_set() else None
         finally:
-            told.cancel()
+            changed.cancel()
             if not ended.done():
                 process.kill()
                 await ended
 
-    def _changed(self, before: dict[str, int]) -> bool:
-        return stamps(self._folder) != before
-
-    async def _end(self, ended: asyncio.Future[int]) -> None:
-        await asyncio.wait((ended,), timeout=STOP_MOST_S if not self._told.is_set() else None)
-        if not ended.done() and self._process is not None:
-            self._process.kill()
-            await ended
+    async def _change(self, before: dict[str, int]) -> None:
+        """Returns when a file has changed, or we are told to end."""
+        told = asyncio.ensure_future(self._told.wait())
+        try:
+            while not told.done() and stamps(self._folders) == before:
+                await asyncio.wait((told,), timeout=LOOK_S)
+        finally:
+            told.cancel()
 
     def _stop(self) -> None:
         self._told.set()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from fluxmesh.cli.parser import Options, Parser, count, examples
+from fluxmesh.cli.reload import add_reload_options, run_reloading
 from fluxmesh.cli.run import end_by_signal, on_end_of_file
 from fluxmesh.cli.serving import add_serving_options, serving_of
 from fluxmesh.cli.session import announce, opener, say_storage, settings_of
@@ -37,6 +39,17 @@ def configure(parser: Parser) -> None:
         "fluxmesh server --host 0.0.0.0 --token @token.txt --app app:queue",
         "fluxmesh server --no-standalone --port 8001",
     )
+    add_options(parser, reload=False)
+    parser.add_argument(
+        "--standalone",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run a worker too, in a process of its own (yes)",
+    )
+
+
+def add_options(parser: Parser, *, reload: bool) -> None:
+    """What `server` and `dev` both take; whether they watch the code if nothing is said."""
     parser.set_defaults(run=_run)
     group = parser.add_argument_group("where it listens")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address (127.0.0.1)")
@@ -50,17 +63,11 @@ def configure(parser: Parser) -> None:
         help="bearer token that is let in, or @FILE with one a line; may be repeated (FLUXMESH_TOKEN)",
     )
     group.add_argument("--insecure", action="store_true", help="listen beyond this machine without a token")
-    group.add_argument(
-        "--standalone",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="run a worker too, in a process of its own (yes)",
-    )
-    group.add_argument("--reload", action="store_true", help="start anew when a *.py file here changes")
     group.add_argument("--stop-at-eof", action="store_true", help="also stop when standard input ends")
     add_serving_options(parser)
     group = parser.add_argument_group("who runs it")
     group.add_argument("--id", metavar="NAME", help="worker id (host, process id and four digits)")
+    add_reload_options(parser, default=reload)
 
 
 class _Plan(Struct, frozen=True):
@@ -76,9 +83,7 @@ def _run(options: Options) -> int:
     from fluxmesh.obs.log import configure as configure_logs
 
     if options.reload:
-        from fluxmesh.cli.reload import run_reloading
-
-        return run_reloading()
+        return run_reloading(sys.argv[1:], options.reload_dir or [Path()])
     end_by_signal(daemon=True)
     settings = settings_of(options, "concurrency", "grace_s", "app")
     access = _access(options, settings)

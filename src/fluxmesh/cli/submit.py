@@ -17,15 +17,13 @@ from fluxmesh.errors import (
     IdempotencyConflict,
     InvalidOption,
     InvalidPayload,
-    OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
 )
-from fluxmesh.storage.base import Storage
+from fluxmesh.storage.base import Storage, asked_again
 from fluxmesh.storage.values import Enqueued, Verdict
 from fluxmesh.submission import NewJob, checked_arguments, prepare
 
-REPEATS: Final = 2  # an enqueue whose reply was lost is repeated with the same id
 WAIT_MOST_S: Final = 366 * 86_400.0
 JSON_MOST: Final = 64 << 20  # characters read from a file or a pipe that may have no end
 # submission field -> flag
@@ -237,13 +235,7 @@ async def enqueue(storage: Storage, job: NewJob, settings: Settings) -> Enqueued
 
 
 async def _enqueued(storage: Storage, job: NewJob, settings: Settings) -> Enqueued:
-    for _ in range(REPEATS):
-        try:
-            (answer,) = await storage.enqueue([job], queue_cap=settings.queue_cap)
-            return answer
-        except OutcomeUnknown:
-            continue
-    (answer,) = await storage.enqueue([job], queue_cap=settings.queue_cap)
+    (answer,) = await asked_again(lambda: storage.enqueue([job], queue_cap=settings.queue_cap))
     return answer
 
 

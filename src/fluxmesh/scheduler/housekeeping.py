@@ -39,7 +39,8 @@ from fluxmesh.task import TaskRegistry, policy_for
 
 STOPPED: Final = "stopped"  # how a process ended that its operator stopped: nothing is charged
 WATCH_S: Final = 0.4  # longest time between two looks for orphans where only a look can find them
-QUIET_PERIODS: Final = 2  # longest time between two looks in reap periods, where it is known what lapses when
+# Longest time between two looks where it is known what lapses when; of the time of the leader's key.
+QUIET_SHARE: Final = 2 / 3
 PATIENCE_S: Final = 0.1  # for a dead process's own supervisor, which knows what killed it, to say so
 LEAD_PERIODS: Final = 3  # the key outlives so many reap periods
 PRUNE_EVERY_S: Final = 5.0
@@ -119,13 +120,15 @@ class Housekeeper(Service):
         self._on_time_s = on_time_s
         self._holder = f"{socket.gethostname()}-{os.getpid()}-{new_nonce()}"
         self._prune_again_s = self._clock.mono_s() + PRUNE_EVERY_S * rng.random()
+        # A leader that dies is followed by another before its own lease lapses.
+        self._lead_s = min(LEAD_PERIODS * settings.reap_s, settings.lease_s / 2)
         self._armed: bool | None = None  # not known before the first look
         self._retention = Retention(settings.result_ttl, settings.dead_letter_ttl, settings.idempotency_ttl)
 
     async def run_once(self) -> float | None:
         """Lead or look who does; as leader promote and, now and then, prune; in any case reap."""
         now_s = self._clock.mono_s()
-        ttl_s = LEAD_PERIODS * self._settings.reap_s
+        ttl_s = self._lead_s
         tended = await self._storage.tend(self._holder, ttl_s, promote=PROMOTE_BATCH, orphans=ORPHANS_BATCH)
         self.leading = tended.leads
         next_due_s = tended.promoted.next_due_s
@@ -144,7 +147,7 @@ class Housekeeper(Service):
         if next_lapse_s is None:
             return None
         # What lapses is known. What is due is promoted by claims, but by those of workers that know of it.
-        rest_s = min(next_lapse_s + SHORTEST_REST_S, QUIET_PERIODS * self._settings.reap_s)
+        rest_s = min(next_lapse_s + SHORTEST_REST_S, self._lead_s * QUIET_SHARE)
         if next_due_s is not None:
             rest_s = min(rest_s, next_due_s)
         return max(rest_s, self.interval_s)

@@ -16,12 +16,12 @@ General obligations of every backend
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, TypeVar
 
 from fluxmesh.config import BATCH_MAX
-from fluxmesh.errors import InvalidOption
+from fluxmesh.errors import InvalidOption, OutcomeUnknown, StorageUnreachable
 from fluxmesh.events import Event
 from fluxmesh.job import Attempt, Job
 from fluxmesh.query import Page, Query
@@ -55,6 +55,7 @@ from fluxmesh.storage.values import (
 from fluxmesh.submission import NewJob
 
 WORK_POLL_S: Final = 5.0  # a waiting worker claims this often in any case
+REPEATS: Final = 2  # after an answer that was lost; every verb may be repeated without harm
 T = TypeVar("T")
 
 
@@ -62,6 +63,23 @@ def checked_batch(items: Sequence[T]) -> Sequence[T]:
     if len(items) > BATCH_MAX:
         raise InvalidOption("batch", f"{len(items):,} items", hint=f"at most {BATCH_MAX:,} in one call")
     return items
+
+
+async def asked_again(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer of a verb, asked for again while it is lost. Raises OutcomeUnknown once one was lost, also
+    if the storage cannot be reached any more: that nothing was done now does not tell of the first time."""
+    lost: OutcomeUnknown | None = None
+    for _ in range(1 + REPEATS):
+        try:
+            return await ask()
+        except OutcomeUnknown as error:
+            lost = error
+        except StorageUnreachable:
+            if lost is None:
+                raise
+            break
+    assert lost is not None
+    raise lost
 
 
 class Storage(Protocol):
@@ -217,7 +235,9 @@ class Storage(Protocol):
     async def queue_stats(self) -> list[QueueStats]: ...
     async def dlq_groups(self, limit: int) -> list[DeadGroup]: ...
     async def fleet(self) -> list[WorkerInfo]: ...
-    async def info(self) -> StorageInfo: ...
+    async def info(self) -> StorageInfo:
+        """What storage this is. Raises StorageRefused if it was set up since so that it cannot keep jobs."""
+        ...
 
     # -- push --------------------------------------------------------------------------------------
     async def publish(self, event: Event) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401
 import importlib
 import os
+import re
 import threading
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
@@ -24,9 +25,14 @@ BACKENDS: Final[Mapping[str, str]] = {
     "sqlite": "fluxmesh.storage.sqlite",
     "redis": "fluxmesh.storage.redis",
     "rediss": "fluxmesh.storage.redis",
+    "redis+sentinel": "fluxmesh.storage.redis",
+    "rediss+sentinel": "fluxmesh.storage.redis",
     "memory": "fluxmesh.storage.redis.memory",
 }
 _FORK_PATIENCE_S: Final = 10.0
+# Up to the last @: a password in which nobody has escaped a / or a ? is hidden as well.
+_PASSWORD: Final = re.compile(r"(?<=://)([^:/?#@]*:).*@")
+_PASSWORD_OPTION: Final = re.compile(r"([?&;][^=&;#]*password=)[^&;#]*", re.IGNORECASE)
 _importing: Final = threading.RLock()
 _taken: list[bool] = []
 
@@ -42,7 +48,7 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
         return f"sqlite:///{name}"
     if url is None:
         return f"sqlite:///{DEFAULT_DATABASE}"
-    scheme = urlsplit(url).scheme
+    scheme = _scheme_of(url)
     if not scheme and url and "://" not in url:
         raise InvalidOption("url", f"{url!r} is a path and not a URL", hint=f"write sqlite:///{url}")
     if scheme not in BACKENDS:
@@ -52,11 +58,26 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
 
 
 def masked(url: str) -> str:
-    """The URL without its password, for messages."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    return url.replace(f":{parts.password}@", ":***@")
+    """The URL without its passwords, for messages."""
+    return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
+
+
+def _scheme_of(url: str) -> str:
+    try:
+        return urlsplit(url).scheme
+    except ValueError as error:  # brackets that hold no address
+        raise InvalidOption("url", f"{masked(url)!r}: {error}", hint="redis://[::1]:6379/0") from None
+
+
+def refuse_idle_promises(url: str, settings: Settings) -> None:
+    """Refuse what a storage cannot do and a caller would rely on."""
+    scheme = _scheme_of(url)
+    if settings.wait_replicas and not scheme.startswith("redis"):
+        raise InvalidOption(
+            "wait_replicas",
+            f"{scheme}:// has no replicas that could be waited for",
+            hint="leave it out, or use redis://",
+        )
 
 
 async def open_storage(
@@ -66,7 +87,8 @@ async def open_storage(
 
     `inline`: verbs run in the calling thread; for a loop that does nothing else (a heartbeat thread).
     """
-    scheme = urlsplit(url).scheme
+    refuse_idle_promises(url, settings)
+    scheme = _scheme_of(url)
     try:
         with _importing:
             module = importlib.import_module(BACKENDS[scheme])

@@ -191,12 +191,13 @@ class Supervisor:
 
     def _ended(self, place: _Place, child: ChildProcess, code: int) -> Next:
         stopping = self._told.is_set()
+        drained = code == EXIT_STOPPED and child.ended
         by_us = place.killed or (stopping and code in (EXIT_HURRIED, -signal.SIGTERM))
-        how = STOPPED if by_us else how_ended(code)
-        left = code == EXIT_STOPPED and child.ended
+        left = drained and not child.left_running
+        how = STOPPED if by_us or (drained and not left) else how_ended(code)
         if not left and child.epoch is not None and self._settings.proof_of_death:
             self._reporter.report(WorkerRef(place.spec.worker_id, child.epoch), how)
-        say = place.log.info if left or by_us else place.log.warning
+        say = place.log.info if drained or by_us else place.log.warning
         say("worker ended", pid=child.pid, epoch=child.epoch, how=how)
         step = next_step(code, was_ready=place.was_ready, stopping=stopping, said_so=child.ended)
         if step is Next.GIVE_UP:

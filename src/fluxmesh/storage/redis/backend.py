@@ -10,6 +10,7 @@ from typing import Final
 
 from fluxmesh.clock import US, Clock
 from fluxmesh.config import Settings
+from fluxmesh.errors import StorageUnreachable
 from fluxmesh.events import MAX_TOPICS, Event, encode_event
 from fluxmesh.job import Attempt, Job
 from fluxmesh.query import Page, Query, checked_limit
@@ -50,6 +51,7 @@ from fluxmesh.storage.values import (
 from fluxmesh.submission import NewJob
 
 _WAIT_LOOK_S: Final = 5.0  # push is lossy
+OPEN_S: Final = 3.0  # a command that finds nobody shall end within 5 s
 
 
 class RedisStorage:
@@ -59,7 +61,9 @@ class RedisStorage:
         self.namespace = settings.namespace
         self._lease_us = round(settings.lease_s * US)
         self._connections = connections
-        self._scripts = Scripts(connections, prefix_of(settings.namespace), clock)
+        self._wait_replicas = settings.wait_replicas
+        prefix = prefix_of(settings.namespace, in_cluster=connections.in_cluster)
+        self._scripts = Scripts(connections, prefix, clock)
         self._listener = Listener(connections)
         self._bells = Bells(self._listener)
         self._loop = asyncio.get_running_loop()
@@ -67,7 +71,9 @@ class RedisStorage:
     # -- producers -----------------------------------------------------------------------------------
     async def enqueue(self, jobs: Sequence[NewJob], *, queue_cap: int) -> list[Enqueued]:
         self._connections.check_usable()
-        return await verbs.enqueue(self._scripts, checked_batch(jobs), queue_cap) if jobs else []
+        if not jobs:
+            return []
+        return await verbs.enqueue(self._scripts, checked_batch(jobs), queue_cap, self._wait_replicas)
 
     async def wait_for(self, job_id: str, timeout_s: float) -> Job | None:
         over = asyncio.Event()
@@ -213,7 +219,13 @@ async def open_backend(
     `create` and `inline` make no difference. Raises a StorageError that says why it cannot."""
     connections = Connections(url)
     try:
-        await connections.check()
+        async with asyncio.timeout(OPEN_S):
+            await connections.check(settings.namespace)
+    except TimeoutError:
+        await connections.close()
+        raise StorageUnreachable(
+            f"{connections.where} did not answer in {OPEN_S:g} s", hint="is the server running?"
+        ) from None
     except BaseException:
         await connections.close()
         raise

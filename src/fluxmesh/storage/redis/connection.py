@@ -1,7 +1,8 @@
 """Connections to one server: taken one at a time, bounded in time, and never asked twice.
 
 What fails before anything was sent is StorageUnreachable; what fails after is OutcomeUnknown, and the
-connection on which it failed is dropped, so that no late answer can be taken for another's.
+connection on which it failed is dropped, so that no late answer can be taken for another's. A refusal by a
+server that is not, or no longer, in charge has done nothing: then, and only then, the next one is asked.
 """
 
 from __future__ import annotations
@@ -9,42 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from redis import exceptions as driver
-from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio.connection import AbstractConnection
+from redis.crc import key_slot
 
-from fluxmesh.errors import InvalidOption, OutcomeUnknown, StorageRefused, StorageUnreachable
+from fluxmesh.errors import OutcomeUnknown, StorageError, StorageRefused, StorageUnreachable
+from fluxmesh.storage.redis import refusals
+from fluxmesh.storage.redis.dialer import LOST, WANTS_TLS, Dialer, hang_up
+from fluxmesh.storage.redis.keys import prefix_of
+from fluxmesh.storage.redis.route import ClusterRoute, FixedRoute, Route, SentinelRoute
+from fluxmesh.storage.redis.target import parse_target
 
-CONNECT_S: Final = 5.0
-ANSWER_S: Final = 10.0
-_MOST: Final = 32
+WAIT_MS: Final = 2_000  # for replicas to have what was written
+_ELSEWHERE_MOST: Final = 3
+MOST: Final = 32
 _CLOSE_S: Final = 2.0
 _OLDEST: Final = (6, 2)
 _FLAGS_SINCE: Final = 7
-# The server's refusals that leave everything as it was, and may be over soon.
-_PASSING: Final = (
-    "LOADING",
-    "BUSY",
-    "READONLY",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "OOM",
-    "MISCONF",
-    "NOREPLICAS",
-)
-_LOST: Final = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError, TimeoutError)
-
-
-def shown_url(url: str) -> str:
-    """The URL without a password."""
-    parts = urlsplit(url)
-    return url.replace(f":{parts.password}@", ":***@") if parts.password else url
 
 
 class Connections:
@@ -54,40 +39,49 @@ class Connections:
     has_msgpack = True  # the server's Lua has cmsgpack
 
     def __init__(self, url: str) -> None:
-        self.where = shown_url(url)
+        target = parse_target(url)
+        self._set_up(target.shown, target.most or MOST)
+        self._hosts = target.hosts
+        self._dialer = Dialer(target)
+        self._route: Route = (
+            FixedRoute(self._dialer, target.hosts)
+            if target.service is None
+            else SentinelRoute(self._dialer, target.hosts, target.service)
+        )
+
+    def _set_up(self, where: str, most: int) -> None:
+        self.where = where
         self.version = ""
         self.knows_flags = False
+        self.in_cluster = False
+        self.on_doubt: list[Callable[[], None]] = []  # called when all connections had to be given up
         self._pid = os.getpid()
         self._idle: list[AbstractConnection] = []
         self._busy: set[AbstractConnection] = set()
-        self._room = asyncio.Semaphore(_MOST)
+        self._trusted: set[AbstractConnection] = set()  # opened since there was a doubt
+        self._room = asyncio.Semaphore(most)
         self._closed = False
         self._quiet = asyncio.Event()  # set when the last verb under way has its answer, of a closed storage
-        try:
-            options: dict[str, Any] = dict(parse_url(url))
-        except ValueError as error:
-            raise InvalidOption("url", f"{self.where!r}: {error}", hint="redis://host:6379/0") from None
-        self._kind: type[Any] = options.pop("connection_class", Connection)
-        if urlsplit(url).scheme == "rediss":
-            self._kind = SSLConnection
-        options.pop("max_connections", None)
-        options.setdefault("socket_connect_timeout", CONNECT_S)
-        options |= {
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),
-            "decode_responses": False,
-            "socket_timeout": ANSWER_S,
-        }
-        self._options = options
-        try:
-            self.make()
-        except TypeError as error:
-            raise InvalidOption("url", f"{self.where!r}: {error}", hint="leave it out of the URL") from None
 
     # -- opening -------------------------------------------------------------------------------------
-    async def check(self) -> None:
-        """Refuse a server that is too old, or that throws keys away when its memory is full."""
-        found = await self.said()
+    async def check(self, namespace: str) -> None:
+        """Find the server of a namespace; refuse one that is too old, that throws keys away when its memory
+        is full, or that cannot be written to."""
+        try:
+            found = await self.said()
+            if found.get("redis_mode") == "cluster":
+                self._go_by_slot(namespace)
+                found = await self.said()
+            elif len(self._hosts) > 1 and isinstance(self._route, FixedRoute):
+                raise StorageRefused(
+                    f"{self.where} names several servers, which are no cluster",
+                    hint="name the primary alone, or Sentinels: redis+sentinel://",
+                )
+        except OutcomeUnknown as error:
+            raise StorageUnreachable(error.message, hint=WANTS_TLS) from error
+        self._check_server(found)
+
+    def _check_server(self, found: dict[str, str]) -> None:
         self.version = found.get("redis_version", "")
         numbers = tuple(int(part) for part in self.version.split(".")[:2] if part.isdigit())
         if numbers < _OLDEST:
@@ -95,8 +89,15 @@ class Connections:
                 f"{self.where} is Redis {self.version or '?'}", hint="6.2 is the oldest that will do"
             )
         self.knows_flags = numbers[0] >= _FLAGS_SINCE
-        if found.get("redis_mode") == "cluster":
-            raise StorageRefused(f"{self.where} is a node of a cluster", hint="name a server of its own")
+        self.check_policy(found)
+        if found.get("role", "master") != "master":
+            raise StorageRefused(
+                f"{self.where} is a replica, which takes nothing",
+                hint="name its primary, or Sentinels: redis+sentinel://",
+            )
+
+    def check_policy(self, found: dict[str, str]) -> None:
+        """Refuse a server that throws keys away: it may have been told to since it was opened."""
         policy = found.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise StorageRefused(
@@ -104,21 +105,23 @@ class Connections:
                 hint="maxmemory-policy noeviction",
             )
 
+    def _go_by_slot(self, namespace: str) -> None:
+        """All keys of a namespace have one hash tag, and so one node that owns them."""
+        self.in_cluster = True
+        slot = key_slot(prefix_of(namespace, in_cluster=True).encode())
+        self._route = ClusterRoute(self._dialer, self._hosts, slot)
+        self._doubt()
+
     async def said(self) -> dict[str, str]:
         """What the server says of itself."""
         found: dict[str, str] = {}
-        for section in ("server", "memory", "persistence"):
+        for section in ("server", "memory", "persistence", "replication"):
             text: bytes = await self.command("INFO", section)
             lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
             found.update({name: value for name, _, value in lines})
+        # Valkey calls it otherwise.
+        found.setdefault("redis_mode", found.get("server_mode", "unknown"))
         return found
-
-    def make(self, *, patient: bool = False) -> AbstractConnection:
-        """A connection of its own; `patient`: it may be silent for ever (a subscriber's)."""
-        connection: AbstractConnection = self._kind(
-            **self._options | ({"socket_timeout": None} if patient else {})
-        )
-        return connection
 
     def check_usable(self) -> None:
         if self._closed:
@@ -126,70 +129,88 @@ class Connections:
         if os.getpid() != self._pid:
             raise StorageUnreachable(f"{self.where} was opened before a fork", hint="open it in the child")
 
-    async def connected(self, connection: AbstractConnection) -> None:
-        """Raises StorageUnreachable, or StorageRefused where somebody has to change something first."""
-        try:
-            async with asyncio.timeout(CONNECT_S * 2):
-                await connection.connect()  # type: ignore[no-untyped-call]
-        except driver.AuthenticationError as error:
-            raise StorageRefused(
-                f"{self.where}: {error}", hint="look at user and password of the URL"
-            ) from error
-        except driver.ResponseError as error:
-            self._checked(error)
-        except (*_LOST, driver.RedisError) as error:
-            raise StorageUnreachable(f"{self.where}: {error}", hint="is the server running?") from error
+    async def open(self, *, patient: bool = False) -> AbstractConnection:
+        """A connection of its own; `patient`: it may be silent for ever (a subscriber's). Raises
+        StorageUnreachable, or StorageRefused where somebody has to change something first."""
+        return await self._route.connect(patient=patient)
 
     # -- asking --------------------------------------------------------------------------------------
     async def command(self, *command: Any) -> Any:
         """Its answer: bytes, ints, lists. Raises NoScriptError as it is."""
         (answer,) = await self._ask([command])
-        if isinstance(answer, driver.NoScriptError):
-            raise answer
-        return self._checked(answer)
+        return self._answer(answer)
+
+    async def replicated(self, replicas: int, *command: Any) -> Any:
+        """The same for a command that writes, once so many replicas have what it wrote. Raises
+        OutcomeUnknown if they had not in time."""
+        # On the very connection that wrote: WAIT waits for what its own connection has written.
+        answer, reached = await self._ask([command, ("WAIT", replicas, WAIT_MS)])
+        found = self._answer(answer)
+        if not isinstance(reached, int) or reached < replicas:
+            if not isinstance(self._route, FixedRoute):
+                self._doubt()  # a primary that was cut off keeps its clients: let the next one be looked up
+            have = f"{reached} of {replicas} replicas have it" if isinstance(reached, int) else str(reached)
+            raise OutcomeUnknown(
+                f"{self.where}: outcome unknown: it is stored, but {have} after {WAIT_MS / 1e3:g} s",
+                hint="safe to repeat; wait_replicas says how many it takes",
+            )
+        return found
 
     async def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Answers of several commands sent together."""
-        return [self._checked(answer) for answer in await self._ask(commands)] if commands else []
+        """Answers of several commands sent together, which change nothing."""
+        if not commands:
+            return []
+        return [refusals.checked(self.where, answer) for answer in await self._ask(commands)]
 
-    def _checked(self, answer: Any) -> Any:
-        if not isinstance(answer, Exception):
-            return answer
-        text = str(answer)
-        passing = isinstance(answer, driver.BusyLoadingError | driver.OutOfMemoryError)
-        if passing or text.startswith(_PASSING):
-            raise StorageUnreachable(f"{self.where}: {text}", hint="the server refuses for now") from answer
-        raise StorageRefused(f"{self.where}: {text}") from answer
+    def _answer(self, answer: Any) -> Any:
+        if isinstance(answer, driver.NoScriptError):
+            raise answer
+        return refusals.checked(self.where, answer)
 
     async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """If the first command is refused by a server that is not in charge, nothing has been done, and the
+        server that is in charge is asked; not without end."""
+        answers = await self._ask_one(commands)
+        for _ in range(_ELSEWHERE_MOST):
+            if refusals.word_of(answers[0]) not in refusals.ELSEWHERE:
+                break
+            answers = await self._ask_one(commands)
+        return answers
+
+    async def _ask_one(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         self.check_usable()
         async with self._room:
             self.check_usable()
             connection = await self._take()
             self._busy.add(connection)
             try:
-                return await self._talk(connection, commands)
+                answers = await self._talk(connection, commands)
+                for answer in answers:
+                    if refusals.word_of(answer) in refusals.DOUBTFUL:
+                        self._route.heard(answer)
+                        self._doubt(connection)
+                return answers
             finally:
                 self._busy.discard(connection)
                 if self._closed:
-                    await connection.disconnect(nowait=True)
+                    await hang_up(connection)
                     if not self._busy:
                         self._quiet.set()
-                elif connection.is_connected:
+                elif connection.is_connected and connection in self._trusted:
                     self._idle.append(connection)
+                else:
+                    self._trusted.discard(connection)
+                    await hang_up(connection)
 
     async def _take(self) -> AbstractConnection:
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_connected and not _has_hung_up(connection):
+            if connection in self._trusted and connection.is_connected and not _has_hung_up(connection):
                 return connection
-            await connection.disconnect(nowait=True)
-        connection = self.make()
-        try:
-            await self.connected(connection)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
+            self._trusted.discard(connection)
+            await hang_up(connection)
+        connection = await self.open()
+        self._trusted.add(connection)
         return connection
 
     async def _talk(self, connection: AbstractConnection, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -203,14 +224,34 @@ class Connections:
                 except driver.ResponseError as error:
                     answers.append(error)
                 except (driver.BusyLoadingError, driver.AuthenticationError) as error:
-                    return [error for _ in commands]  # answers too; the driver has hung up on them
+                    # Answers too; the driver has hung up on them.
+                    self._doubt(connection)
+                    return [error for _ in commands]
         except BaseException as error:
             # Answers may still be on their way: nobody may take them for his own.
-            await connection.disconnect(nowait=True)
-            if isinstance(error, _LOST):
-                raise OutcomeUnknown(f"{self.where}: no answer ({error})", hint="repeat the call") from error
+            await hang_up(connection)
+            if isinstance(error, LOST):
+                self._doubt(connection)
+                raise self._lost(error) from error
             raise
         return answers
+
+    def _lost(self, error: BaseException) -> StorageError:
+        trouble = refusals.tls_trouble(self.where, error)
+        if trouble is not None:
+            return trouble
+        if refusals.is_full(error):
+            return StorageUnreachable(f"{self.where}: {error}", hint="it has as many clients as it may")
+        return OutcomeUnknown(f"{self.where}: no answer ({error})", hint="repeat the call")
+
+    def _doubt(self, connection: AbstractConnection | None = None) -> None:
+        """The server may not be in charge any more: those who come now connect anew. Of connections that
+        fail together, which were opened before, only the first is heard."""
+        if self._closed or (connection is not None and connection not in self._trusted):
+            return
+        self._trusted.clear()
+        for tell in self.on_doubt:
+            tell()
 
     async def close(self) -> None:
         """Verbs under way get their answers, if they come soon."""
@@ -221,8 +262,9 @@ class Connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), _CLOSE_S)
         for connection in [*self._idle, *self._busy]:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
         self._idle.clear()
+        self._trusted.clear()
 
 
 def _has_hung_up(connection: AbstractConnection) -> bool:

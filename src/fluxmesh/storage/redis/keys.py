@@ -61,9 +61,9 @@ _SIMPLE: Final = re.compile(r"[\w.]+|'[^']*'")
 _CALLED: Final = re.compile(r"\bK\.(\w+)\(")
 
 
-def prefix_of(namespace: str) -> str:
-    """What every key of the namespace begins with."""
-    return f"{namespace}:"
+def prefix_of(namespace: str, *, in_cluster: bool) -> str:
+    """What every key of the namespace begins with; in a cluster a hash tag, which keeps them on one node."""
+    return f"{{{namespace}}}:" if in_cluster else f"{namespace}:"
 
 
 def key(prefix: str, name: str, *parts: object) -> str:

@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 import fakeredis
 from fakeredis import FakeServer
 from fakeredis.aioredis import FakeAsyncRedisConnection
+from redis.asyncio.connection import AbstractConnection
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
 from fluxmesh.errors import InvalidOption
 from fluxmesh.storage.redis.backend import RedisStorage
-from fluxmesh.storage.redis.connection import Connections
+from fluxmesh.storage.redis.connection import MOST, Connections
 
 _VERSION: Final = (7, 4)
 _servers: dict[str, FakeServer] = {}
@@ -43,12 +44,15 @@ class MemoryConnections(Connections):
         parts = urlsplit(url)
         if parts.path.strip("/") or parts.query:
             raise InvalidOption("url", f"{url!r}", hint="memory:// or memory://name")
-        super().__init__("redis://memory")
-        self.where = url
-        self._kind = FakeAsyncRedisConnection
-        self._options = {"protocol": 2, "server": server_of(parts.netloc)}
+        self._set_up(url, MOST)
+        self._server = server_of(parts.netloc)
 
-    async def check(self) -> None:
+    async def open(self, *, patient: bool = False) -> AbstractConnection:
+        connection: AbstractConnection = FakeAsyncRedisConnection(protocol=2, server=self._server)
+        await connection.connect()  # type: ignore[no-untyped-call]
+        return connection
+
+    async def check(self, namespace: str) -> None:
         self.version = (await self.said())["redis_version"]
 
     async def said(self) -> dict[str, str]:

@@ -15,7 +15,8 @@ from redis.asyncio.connection import AbstractConnection
 
 from fluxmesh.errors import StorageError, StorageUnreachable
 from fluxmesh.events import Event
-from fluxmesh.storage.redis.connection import CONNECT_S, Connections
+from fluxmesh.storage.redis.connection import Connections
+from fluxmesh.storage.redis.dialer import CONNECT_S, hang_up
 
 _AGAIN_S: Final = 0.2
 _AGAIN_MOST_S: Final = 5.0
@@ -34,7 +35,10 @@ class Listener:
         self._acks: dict[str, asyncio.Event] = {}
         self._connection: AbstractConnection | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._hearing: asyncio.Task[None] | None = None
+        self._pause_s = _AGAIN_S
         self._lock = asyncio.Lock()
+        connections.on_doubt.append(self._move)
 
     async def add(self, channel: str, hear: Hear) -> None:
         """From the return on nothing is missed, unless the connection breaks."""
@@ -53,9 +57,7 @@ class Listener:
         async with self._lock:
             self._connections.check_usable()
             if self._reading is None:
-                connection = self._connections.make(patient=True)
-                await self._connections.connected(connection)
-                self._connection = connection
+                self._connection = await self._connections.open(patient=True)
                 self._reading = asyncio.create_task(self._read())
             ack = self._acks.get(channel)
             if ack is None:
@@ -88,31 +90,43 @@ class Listener:
 
     # -- reading -------------------------------------------------------------------------------------
     async def _read(self) -> None:
-        pause_s = _AGAIN_S
         while True:
+            self._hearing = asyncio.create_task(self._hear())
             try:
-                while self._connection is not None:
-                    self._take(await self._connection.read_response(disable_decoding=True, timeout=None))
-                    pause_s = _AGAIN_S
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # whatever broke it, the answer is a new connection
-                self._missed()
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _AGAIN_MOST_S)
-            with contextlib.suppress(StorageError):
-                await self._connect_again()
+                await asyncio.wait({self._hearing})
+            finally:
+                self._hearing.cancel()
+            if not self._hearing.cancelled():
+                self._hearing.exception()  # whatever broke it, the answer is a new connection
+            self._missed()
+            await self._connect_again()
+
+    async def _hear(self) -> None:
+        while self._connection is not None:
+            self._take(await self._connection.read_response(disable_decoding=True, timeout=None))
+            self._pause_s = _AGAIN_S
+
+    def _move(self) -> None:
+        """Give the connection up: its server may not be in charge any more, and silent for ever."""
+        if self._hearing is not None:
+            self._hearing.cancel()
 
     async def _connect_again(self) -> None:
-        async with self._lock:
-            if self._connection is not None:
-                await self._connection.disconnect(nowait=True)
-            connection = self._connections.make(patient=True)
-            await self._connections.connected(connection)
-            self._connection = connection
-            for channel in self._acks:
-                await self._send("SUBSCRIBE", channel)
-        self._missed()
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(self._pause_s * 2, _AGAIN_MOST_S)
+            with contextlib.suppress(StorageError):
+                async with self._lock:
+                    await self._connect()
+                self._missed()
+                return
+
+    async def _connect(self) -> None:
+        if self._connection is not None:
+            await hang_up(self._connection)
+        self._connection = await self._connections.open(patient=True)
+        for channel in self._acks:
+            await self._send("SUBSCRIBE", channel)
 
     def _missed(self) -> None:
         for hearing in list(self._heard.values()):
@@ -134,7 +148,7 @@ class Listener:
             with contextlib.suppress(asyncio.CancelledError):
                 await reading
         if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+            await hang_up(self._connection)
             self._connection = None
 
 

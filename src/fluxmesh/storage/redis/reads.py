@@ -155,6 +155,7 @@ async def info(scripts: Scripts, namespace: str) -> StorageInfo:
     """What the server says of itself, and what of it bears on the promises."""
     connections = scripts.connections
     said = await connections.said()
+    connections.check_policy(said)
     limit = said.get("maxmemory_human", "")
     details = (
         ("memory used", said.get("used_memory_human", "unknown")),

@@ -57,14 +57,20 @@ class Scripts:
             known = self._texts[verb] = (text, digest)
         return known
 
-    async def run(self, verb: str, *args: Any) -> Any:
-        """The script's answer as the driver gives it: bytes, ints, lists, None."""
+    async def run(self, verb: str, *args: Any, replicas: int = 0) -> Any:
+        """The script's answer as the driver gives it: bytes, ints, lists, None. It comes when so many
+        replicas have what the script wrote; it must write then, also if it finds everything done."""
         text, digest = self._text(verb)
         packed = _encode((self.now_argument(), *args))
         try:
-            return await self.connections.command("EVALSHA", digest, 1, self.prefix, packed)
+            return await self._send(replicas, "EVALSHA", digest, 1, self.prefix, packed)
         except driver.NoScriptError:
-            return await self.connections.command("EVAL", text, 1, self.prefix, packed)
+            return await self._send(replicas, "EVAL", text, 1, self.prefix, packed)
+
+    async def _send(self, replicas: int, *command: Any) -> Any:
+        if replicas:
+            return await self.connections.replicated(replicas, *command)
+        return await self.connections.command(*command)
 
     async def read(self, *command: Any) -> Any:
         """One plain command; its answer as the driver gives it."""

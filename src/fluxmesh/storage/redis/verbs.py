@@ -46,6 +46,7 @@ US: Final = 1_000_000
 EACH_MOST: Final = 250  # items of one script: what runs on the server, everybody waits for
 _SETTLED: Final = {ord("a"): Settled.APPLIED, ord("d"): Settled.ALREADY, ord("s"): Settled.STALE}
 _BEGUN: Final = {ord("b"): Begun.BEGUN, ord("o"): Begun.OUTRANKED, ord("l"): Begun.LOST}
+_NOTHING_MORE: Final = (None,) * 9
 _NO_RESERVE: Final = (0, 0, 0, 0)
 _CREATED: Final = Verdict.CREATED
 _encode = msgspec.msgpack.Encoder().encode
@@ -65,16 +66,20 @@ async def _each(scripts: Scripts, verb: str, leading: tuple[Any, ...], items: Se
 
 
 # -- producers -------------------------------------------------------------------------------------------
-async def enqueue(scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int) -> list[Enqueued]:
-    items = [
-        (
-            job.id, job.task, job.queue, job.tier, blob(job.payload), blob(job.options), job.delay_us,
-            job.run_at_us, job.expires_in_us, job.idempotency_key, blob(job.payload_hash), job.unique_key,
-            job.concurrency_key, job.concurrency_limit, job.tags,
-        )
-        for job in jobs
-    ]  # fmt: skip
-    answers = await scripts.run("enqueue", queue_cap, items)
+def _new(job: NewJob) -> tuple[Any, ...]:
+    """What the script needs of a job, without the Nones at the end."""
+    rest = (
+        job.delay_us, job.run_at_us, job.expires_in_us, job.idempotency_key, blob(job.payload_hash),
+        job.unique_key, job.concurrency_key, job.concurrency_limit, job.tags or None,
+    )  # fmt: skip
+    first = (job.id, job.task, job.queue, job.tier, blob(job.payload), blob(job.options))
+    return first if rest == _NOTHING_MORE else first + rest
+
+
+async def enqueue(
+    scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int, replicas: int = 0
+) -> list[Enqueued]:
+    answers = await scripts.run("enqueue", queue_cap, list(map(_new, jobs)), replicas=replicas)
     return [
         Enqueued(job.id, _CREATED) if answer == 1 else _enqueued(answer)
         for job, answer in zip(jobs, answers, strict=True)

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import apsw
 
+from fluxmesh.clock import system_clock
 from fluxmesh.errors import (
     InvalidOption,
     OutcomeUnknown,
@@ -106,17 +107,16 @@ def told(error: Exception, path: Path, *, after_commit_began: bool = False) -> S
 
 def _patience(give_up: Callable[[], bool]) -> Callable[[int], bool]:
     """Wait for a lock in short random naps: SQLite's own 1-100 ms steps would starve the unlucky."""
-    napped_s = 0.0
+    clock = system_clock()
+    began = clock.mono_s()
 
     def wait(tries: int) -> bool:
-        nonlocal napped_s
+        nonlocal began
         if tries == 0:
-            napped_s = 0.0
-        elif give_up() or napped_s > BUSY_S:
+            began = clock.mono_s()
+        elif give_up() or clock.mono_s() - began > BUSY_S:
             return False
-        nap_s = random.uniform(0.0001, 0.0005 if tries < 20 else 0.004)
-        time.sleep(nap_s)
-        napped_s += nap_s + 0.00006  # a nap ends late by about the kernel's timer slack
+        time.sleep(random.uniform(0.0001, 0.0005 if tries < 20 else 0.004))
         return True
 
     return wait

@@ -40,6 +40,7 @@ end
 
 -- {armed, jobs, next lapse}
 local function look_for_orphans(limit)
+  note_longest()
   local armed = arm()
   return {armed and 1 or 0, list_orphans(limit, armed), next_lapse_us()}
 end

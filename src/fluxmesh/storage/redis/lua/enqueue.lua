@@ -1,5 +1,6 @@
 -- Store jobs, in order. A[2] = queue_cap, A[3] = jobs, each {id, task, queue, tier, payload, options, delay_us,
--- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags}.
+-- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags}; of
+-- a plain job the first six.
 -- Answers per job 1 (created) or {verdict, id, by, status, pruned}.
 local queue_cap = A[2]
 local TIER = {[0] = '0', '1', '2', '3'}
@@ -101,7 +102,12 @@ local function room(queue)
 end
 
 -- What only some jobs have. Second: whether any of it has to be looked at when the job is claimed or ends.
+local NOTHING = {}
+
 local function extras(job, due_us)
+  if #job <= 5 then
+    return NOTHING
+  end
   local found, more = {}, job[9] or job[12] or job[13]
   local function put(name, value)
     if value ~= nil then

@@ -58,14 +58,19 @@ end
 
 local COMPLETED = {'COMPLETED', 'completed', 1}
 
+local function stale()
+  S.flush_rare = flush_rare
+  S.stale = S.stale + 1
+  return 's'
+end
+
 local function settle(item)
   if not item[4] and complete(item) then
     return 'a'
   end
   local r = row(item[1])
   if not r or r.token ~= tonumber(item[2]) then
-    S.stale = S.stale + 1
-    return 's'
+    return stale()
   end
   if r.place == 4 and r.lane == epoch then
     local t = item[4]
@@ -77,8 +82,7 @@ local function settle(item)
     return 'a'
   end
   if r.place == 3 or r.place == 4 then
-    S.stale = S.stale + 1
-    return 's'
+    return stale()
   end
   return 'd' -- the token was not passed on since: this very settle gave it the place it has now
 end

@@ -22,10 +22,25 @@ local function longest()
   return lease_us, beat_us == 0 and lease_us / 3 or beat_us
 end
 
+-- The same as it was when somebody last looked at all of them: beats are many, and each of them asks.
+local function known_longest()
+  local v = call('HMGET', K.counters(), 'longest_lease_us', 'longest_beat_us')
+  local lease_us, beat_us = whole(v[1]), whole(v[2])
+  if not lease_us or not beat_us then
+    return longest()
+  end
+  return math.max(lease_us, A[2]), beat_us
+end
+
+local function note_longest()
+  local lease_us, beat_us = longest()
+  call('HSET', K.counters(), 'longest_lease_us', int(lease_us), 'longest_beat_us', int(beat_us))
+end
+
 -- Note that storage was looked at now; false while no lease may count as lapsed. Nobody looked for more than two
 -- beats, or the clock went back: then the owners get one lease from now on.
 local function arm()
-  local lease_us, beat_us = longest()
+  local lease_us, beat_us = known_longest()
   local v = call('HMGET', K.counters(), 'fleet_beat_us', 'reap_not_before_us')
   local fleet_us, not_before_us = tonumber(v[1] or 0), tonumber(v[2] or 0)
   local stepped_back = fleet_us > now
@@ -59,9 +74,26 @@ local function long_missing(epoch)
   return now - seen >= lease_us
 end
 
+-- Who may own jobs, as HGETALL gives it; whoever is not listed but has a record and jobs is listed again.
+local function all_owners()
+  local found = call('HGETALL', K.owners())
+  local listed = {}
+  for i = 1, #found, 2 do
+    listed[found[i]] = true
+  end
+  for _, one in ipairs(all_workers()) do
+    if not listed[one.epoch] and call('EXISTS', K.in_flight(one.worker_id, one.epoch)) == 1 then
+      call('HSET', K.owners(), one.epoch, one.worker_id)
+      found[#found + 1] = one.epoch
+      found[#found + 1] = one.worker_id
+    end
+  end
+  return found
+end
+
 -- Owners that are dead: list of {epoch, worker_id, ground, how}, and the same by epoch.
 local function dead_owners(armed)
-  local found = call('HGETALL', K.owners())
+  local found = all_owners()
   local list, by_epoch = {}, {}
   for i = 1, #found, 2 do
     local epoch, worker_id = found[i], found[i + 1]
@@ -103,6 +135,7 @@ local function put_worker(epoch, view, fenced)
     fenced and 1 or 0, 'turn', 0)
   call('HSET', K.workers(), epoch, view[1])
   known_workers[epoch] = nil
+  note_longest()
 end
 
 -- tasks: each {name, spec, limit or nil}. only_missing: those that are known stand.

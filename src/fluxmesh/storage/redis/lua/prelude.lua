@@ -241,10 +241,36 @@ local function is_failed(r)
   return r.reason == 'error' or r.reason == 'timeout'
 end
 
+local function flush_groups()
+  for fingerprint, change in pairs(S.groups) do
+    local left = call('ZINCRBY', K.groups(), change, fingerprint)
+    S.groups[fingerprint] = 0
+    if tonumber(left) <= 0 then
+      call('ZREM', K.groups(), fingerprint)
+    end
+  end
+end
+
+local function flush_counters()
+  for _, name in ipairs({'stale', 'failed'}) do
+    if S[name] ~= 0 then
+      call('HINCRBY', K.counters(), name, S[name])
+      S[name] = 0
+    end
+  end
+end
+
+-- What is rarely counted.
+local function flush_rare()
+  flush_counters()
+  flush_groups()
+end
+
 -- What the counters make of a move. The change is -1 as it leaves, 1 as it enters.
 local function note(r, place, change)
   count(r.queue, r.tier, place, change)
   if place == 6 then
+    S.flush_rare = flush_rare
     if r.fingerprint then
       S.groups[r.fingerprint] = (S.groups[r.fingerprint] or 0) + change
     end
@@ -489,25 +515,6 @@ local function flush(key, changes)
   end
 end
 
-local function flush_groups()
-  for fingerprint, change in pairs(S.groups) do
-    local left = call('ZINCRBY', K.groups(), change, fingerprint)
-    S.groups[fingerprint] = 0
-    if tonumber(left) <= 0 then
-      call('ZREM', K.groups(), fingerprint)
-    end
-  end
-end
-
-local function flush_counters()
-  for _, name in ipairs({'stale', 'failed'}) do
-    if S[name] ~= 0 then
-      call('HINCRBY', K.counters(), name, S[name])
-      S[name] = 0
-    end
-  end
-end
-
 local function first_due()
   local first
   if call('EXISTS', K.delayed(0), K.delayed(1), K.delayed(2), K.delayed(3)) == 0 then
@@ -553,8 +560,9 @@ end
 local function finish(answer)
   flush(K.tally(), S.tally)
   flush(K.running(), S.running)
-  flush_counters()
-  flush_groups()
+  if S.flush_rare then
+    S.flush_rare()
+  end
   if S.announce_freed then
     S.announce_freed()
   end

@@ -106,6 +106,12 @@ for i = 1, #owners, 2 do
     other = other + 1
   end
 end
+-- Whoever waits without a record is heard of no more.
+for _, epoch in ipairs(call('ZRANGE', K.waiting(), 0, -1)) do
+  if call('EXISTS', K.worker(epoch)) == 0 then
+    other = other + call('ZREM', K.waiting(), epoch)
+  end
+end
 for _, epoch in ipairs(call('HKEYS', K.missing())) do
   if call('HEXISTS', K.owners(), epoch) == 0 then
     call('HDEL', K.missing(), epoch)

@@ -1,0 +1,31 @@
+"""What figures should be, by storage and measurement, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from benchmarks.figures import Bound
+
+_BOTH: Final = {
+    "bulk-enqueue": Bound(40_000),
+    "delayed": Bound(20.0, at_most=True),
+    "priority": Bound(0, at_most=True, of="worst"),
+    "kill": Bound(1.0, at_most=True, of="worst"),
+    "kill-lapsed": Bound(8.0, at_most=True, of="worst"),
+}
+BOUNDS: Final[Mapping[str, Mapping[str, Bound]]] = {
+    "sqlite": _BOTH
+    | {
+        "drain": Bound(10_000),
+        "pick-up": Bound(5.0, at_most=True),
+        "idle": Bound(0.5, at_most=True),
+    },
+    "redis": _BOTH
+    | {
+        "drain": Bound(15_000),
+        "awaited-enqueue": Bound(0.5, of="ratio to floor"),
+        "pick-up": Bound(2.0, at_most=True),
+        "idle-commands": Bound(2.0, at_most=True, of="worst"),
+    },
+}
