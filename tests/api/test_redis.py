@@ -44,12 +44,20 @@ def test_jobs_of_redis_are_submitted_run_and_counted(redis_server: Server, tmp_p
     assert not (tmp_path / "fluxmesh.db").exists()
 
 
-def test_a_frozen_redis_makes_the_server_unready_within_a_second(
+def test_what_a_server_says_of_a_redis_whose_memory_is_full_and_of_a_frozen_one(
     redis_server: Server, tmp_path: Path
 ) -> None:
+    """Unready within a second."""
     address = redis_server.url()
     with server_command(tmp_path, "--no-standalone", "--url", address) as (running, url):
         assert httpx.get(f"{url}/readyz").status_code == 200
+        with redis_server.client() as client:
+            client.config_set("maxmemory", 1)
+            refused = problem(httpx.post(f"{url}/api/v1/jobs", json={"task": "batch_process"}), 503)
+            assert refused["code"] == "storage_unreachable"
+            assert "memory" in refused["detail"]
+            client.config_set("maxmemory", 0)
+        assert httpx.post(f"{url}/api/v1/jobs", json={"task": "batch_process"}).status_code == 201
         redis_server.process.send_signal(signal.SIGSTOP)
         answer = httpx.get(f"{url}/readyz", timeout=PATIENCE_S)
         assert problem(answer, 503)["code"] == "storage_unreachable"
