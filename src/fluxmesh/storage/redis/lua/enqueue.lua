@@ -105,7 +105,8 @@ end
 local NOTHING = {}
 
 local function extras(job, due_us)
-  if #job <= 5 then
+  -- Not #job: it may stop at any field that is nil, as queue and tier are where the task decides.
+  if not (job[6] or job[7] or job[8] or job[9] or job[10] or job[12] or job[13] or job[15]) then
     return NOTHING
   end
   local found, more = {}, job[9] or job[12] or job[13]
