@@ -19,9 +19,10 @@ from fluxmesh.codec import WARN_PAYLOAD_BYTES, decode_options, encode_options
 from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import InvalidOption, InvalidPayload, PayloadTooLarge
 from fluxmesh.handle import JobHandle, send
+from fluxmesh.link import Link
 from fluxmesh.middleware import Outgoing, Submitting
 from fluxmesh.obs.log import get_logger
-from fluxmesh.portal import Link, run
+from fluxmesh.portal import run
 from fluxmesh.submission import NewJob, checked_headers, normalised, prepare
 from fluxmesh.task import TaskDefinition, TaskRegistry, define
 

@@ -26,8 +26,9 @@ from fluxmesh.errors import (
     WouldDeadlock,
 )
 from fluxmesh.job import Attempt, Job, Status
+from fluxmesh.link import Link
 from fluxmesh.outcome import checked_delay_s
-from fluxmesh.portal import Link, current_portal, run
+from fluxmesh.portal import current_portal, run
 from fluxmesh.storage.values import Cancelled, Done, Enqueued, Verdict
 from fluxmesh.submission import NewJob, checked_tier
 

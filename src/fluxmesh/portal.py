@@ -1,8 +1,8 @@
-"""Where the SDK's storages live: one daemon thread with an event loop per process.
+"""Where blocking calls are carried out: one daemon thread with an event loop per process.
 
 Async code is written once. A storage belongs to the loop that opened it, and programs come with no loop,
-with one, or with one per test; so every storage of the SDK is opened on the portal's loop, a thread waits
-for a coroutine there (`run`), and another loop awaits it there (`Link.use`).
+with one, or with one per test; so a storage is opened on the portal's loop, a thread waits for a coroutine
+there (`run`), and another loop awaits it there, if it has no storage of its own (link.py).
 
 A child of fork makes a portal of its own and never touches, not even closes, what it inherited: closing
 would unregister the parent's sockets from the poll set that both share. When the interpreter ends, storages
@@ -15,23 +15,19 @@ import asyncio
 import atexit
 import os
 import threading
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeVar
 
-from fluxmesh.clock import Clock
-from fluxmesh.config import Settings
 from fluxmesh.errors import StorageUnreachable, WouldDeadlock
-from fluxmesh.storage.base import Storage, asked_again
-from fluxmesh.storage.registry import open_storage
+from fluxmesh.storage.base import Storage
 
 EXIT_BUDGET_S: Final = 2.0
 T = TypeVar("T")
 
 _portal: Portal | None = None
 _lock = threading.Lock()
-_inherited: list[object] = []  # what a forked child must neither use nor free
+inherited: list[object] = []  # what a forked child must neither use nor free
 
 
 class Portal:
@@ -106,11 +102,16 @@ def current_portal() -> Portal:
         return _portal
 
 
+def is_portals(loop: asyncio.AbstractEventLoop) -> bool:
+    """True for the loop of this process's portal."""
+    return _portal is not None and loop is _portal.loop
+
+
 def _after_fork_in_child() -> None:
     global _portal, _lock
     _lock = threading.Lock()  # another thread of the parent may have held it
     if _portal is not None:
-        _inherited.append(_portal)
+        inherited.append(_portal)
         _portal = None
 
 
@@ -133,61 +134,3 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     finally:
         future.cancel()  # does nothing to one that is done
         del future
-
-
-class Link:
-    """One storage as the SDK uses it: opened at first use, once per process, and anew after `close`."""
-
-    def __init__(self, url: str, settings: Settings, *, create: bool, clock: Clock | None = None) -> None:
-        self.url = url
-        self.settings = settings
-        self.create = create
-        self.clock = clock
-        self._home: Portal | None = None
-        self._opening: asyncio.Future[Storage] | None = None
-
-    async def use(self, verb: Callable[[Storage], Awaitable[T]]) -> T:
-        """The answer of one storage verb, asked for from any loop. A lost answer is asked for again."""
-        portal = current_portal()
-        if asyncio.get_running_loop() is portal.loop:
-            return await self._use_here(portal, verb)
-        return await asyncio.wrap_future(portal.submit(self._use_here(portal, verb)))
-
-    async def _use_here(self, portal: Portal, verb: Callable[[Storage], Awaitable[T]]) -> T:
-        storage = await self._storage(portal)
-        return await asked_again(lambda: verb(storage))
-
-    async def _storage(self, portal: Portal) -> Storage:
-        if self._home is not portal:
-            if self._home is not None:
-                _inherited.append(self._opening)
-            self._home, self._opening = portal, None
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open(portal))
-            self._opening.add_done_callback(self._forget_failure)
-        # One caller that gives up must not take the opening away from the others.
-        return await asyncio.shield(self._opening)
-
-    async def _open(self, portal: Portal) -> Storage:
-        storage = await open_storage(self.url, self.settings, create=self.create, clock=self.clock)
-        portal.keep(storage)
-        weakref.finalize(self, portal.release, storage).atexit = False
-        return storage
-
-    def _forget_failure(self, opening: asyncio.Future[Storage]) -> None:
-        if opening.cancelled() or opening.exception() is not None:
-            self._opening = None
-
-    async def close(self) -> None:
-        """Release the storage; the next use opens it anew."""
-        portal = current_portal()
-        if asyncio.get_running_loop() is portal.loop:
-            await self._close_here(portal)
-        else:
-            await asyncio.wrap_future(portal.submit(self._close_here(portal)))
-
-    async def _close_here(self, portal: Portal) -> None:
-        opening = self._opening
-        if self._home is portal and opening is not None:
-            self._opening = None
-            await portal.close(await opening)

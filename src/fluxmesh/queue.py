@@ -21,8 +21,9 @@ from fluxmesh.errors import AppImportFailed, InvalidOption, UsageError
 from fluxmesh.handle import JobHandle, not_found
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import TIERS, Job
+from fluxmesh.link import Link
 from fluxmesh.middleware import Middleware, Outgoing, checked_middleware, checked_outgoing
-from fluxmesh.portal import Link, run
+from fluxmesh.portal import run
 from fluxmesh.query import Page, parse_query
 from fluxmesh.resources import Scope, define_resource
 from fluxmesh.storage.registry import open_storage, refuse_idle_promises, resolved_url

@@ -57,6 +57,11 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
     return url
 
 
+def lives_on_loops(url: str) -> bool:
+    """True if a storage of this kind is as good on one event loop as on another, and needs no thread."""
+    return _scheme_of(url).startswith("redis")
+
+
 def masked(url: str) -> str:
     """The URL without its passwords, for messages."""
     return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))

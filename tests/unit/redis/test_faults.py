@@ -144,8 +144,8 @@ def test_a_server_frozen_under_claims_strands_nothing_and_nothing_runs_twice(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frozen for longer than an answer is waited for, and than a lease."""
-    monkeypatch.setattr("fluxmesh.storage.redis.connection.ANSWER_S", 0.3)
-    monkeypatch.setattr("fluxmesh.storage.redis.connection.CONNECT_S", 0.3)
+    monkeypatch.setattr("fluxmesh.storage.redis.dialer.ANSWER_S", 0.3)
+    monkeypatch.setattr("fluxmesh.storage.redis.dialer.CONNECT_S", 0.3)
     play(
         server.url(), lambda *three: frozen_under_claims(server, three, frozen_s=1.5, beat_s=0.4), storages=3
     )
