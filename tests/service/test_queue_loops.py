@@ -147,7 +147,7 @@ def test_a_close_elsewhere_ends_the_storage_of_a_running_loop(queue: Queue) -> N
         await task.enqueue(1)
         enqueued.set()
         await asyncio.to_thread(closed.wait, BOUND_S)
-        while queue._link._openings:
+        while queue._link._openings:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await task.enqueue(2)
         return True
@@ -171,9 +171,7 @@ async def test_a_forgotten_queue_lets_go_of_its_connections(server: Server) -> N
     assert clients(server) > before
     del queue
     gc.collect()
-    async with asyncio.timeout(BOUND_S):
-        while clients(server) > before:
-            await asyncio.sleep(0.01)
+    await fewer_clients(server, before)
 
 
 @on_a_loop
