@@ -220,11 +220,13 @@ class Connections:
             await connection.send_packed_command(packed, check_health=False)
             for _ in commands:
                 try:
-                    answers.append(await connection.read_response(disable_decoding=True))
+                    answers.append(
+                        await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                    )
                 except driver.ResponseError as error:
                     answers.append(error)
                 except (driver.BusyLoadingError, driver.AuthenticationError) as error:
-                    # Answers too; the driver has hung up on them.
+                    # Answers too, though the driver takes them for the end of the connection.
                     self._doubt(connection)
                     return [error for _ in commands]
         except BaseException as error:

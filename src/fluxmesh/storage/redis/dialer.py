@@ -135,7 +135,7 @@ async def ask(where: str, connection: AbstractConnection, *question: Any) -> Any
     try:
         async with asyncio.timeout(_QUESTION_S):
             await connection.send_command(*question, check_health=False)
-            return await connection.read_response(disable_decoding=True)
+            return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except (driver.ResponseError, driver.AuthenticationError) as error:
         raise refusals.refusal(where, error) from error
     except LOST as error:

@@ -103,7 +103,11 @@ class Listener:
 
     async def _hear(self) -> None:
         while self._connection is not None:
-            self._take(await self._connection.read_response(disable_decoding=True, timeout=None))
+            # It is closed by whoever opened it: the driver would wait for TLS's good-bye.
+            message = await self._connection.read_response(
+                disable_decoding=True, timeout=None, disconnect_on_error=False
+            )
+            self._take(message)
             self._pause_s = _AGAIN_S
 
     def _move(self) -> None:
