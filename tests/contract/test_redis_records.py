@@ -19,6 +19,7 @@ from fluxmesh.storage.values import (
     ProgressNote,
     Settle,
     Settled,
+    Standing,
     Verdict,
     WorkerView,
 )
@@ -387,6 +388,31 @@ PLAIN = {
     *("place", "task", "payload", "queue", "tier", "seq", "created_us", "options", "due_us", "token", "lane"),
     *("worker_id", "request", "started_us", "more", "idempotency_key", "tags", "waiting_for", "cancel"),
 }
+
+
+class TestLostRegistrations:
+    """A failover may lose a registration; then its epoch is given a second time, to another worker."""
+
+    @scenario
+    async def test_the_first_holder_of_an_epoch_is_fenced_and_does_no_harm_to_the_second(
+        self, lab: Lab
+    ) -> None:
+        assert isinstance(lab.backend, RedisBackend)
+        first = await lab.worker("first")
+        lab.backend.forget_worker(first.ref)
+        lab.backend.client.hincrby("fluxmesh:counters", "epoch", -1)
+        second = await lab.worker("second")
+        assert second.ref.epoch == first.ref.epoch
+        await lab.put_many(2)
+        job = await second.claim_one()
+        for _ in range(3):
+            lab.clock.advance(BEAT_S + 1)
+            await second.beat()
+            assert (await first.beat()).standing is Standing.FENCED
+        assert await lab.status(job.id) is Status.RUNNING
+        answer = await first.exchange(slots=1)
+        assert (answer.standing, answer.running) == (Standing.FENCED, ())
+        assert await second.settle(job) is Settled.APPLIED
 
 
 class TestMore:

@@ -77,6 +77,12 @@ def _scheme_of(url: str) -> str:
 def refuse_idle_promises(url: str, settings: Settings) -> None:
     """Refuse what a storage cannot do and a caller would rely on."""
     scheme = _scheme_of(url)
+    if settings.durability == "power" and scheme != "sqlite":
+        raise InvalidOption(
+            "durability",
+            f"'power' is a promise of SQLite; {scheme}:// keeps what its server was set up to keep",
+            hint="leave it out, and look at docs/failures.md",
+        )
     if settings.wait_replicas and not scheme.startswith("redis"):
         raise InvalidOption(
             "wait_replicas",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from redis._parsers.base import BaseParser
 
-from fluxmesh.errors import StorageRefused, StorageUnreachable
+from fluxmesh import Queue
+from fluxmesh.errors import InvalidOption, StorageRefused, StorageUnreachable
 from fluxmesh.storage.redis.refusals import ELSEWHERE, is_full, refusal, word_of
 
 
@@ -75,3 +76,11 @@ def test_a_client_too_many_was_not_heard() -> None:
 @pytest.mark.parametrize("answer", [b"READONLY", 3, None, [b"OOM x"]])
 def test_other_answers_are_no_refusals(answer: object) -> None:
     assert word_of(answer) == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://127.0.0.1:1/0", "memory://power", "redis+sentinel://127.0.0.1:1/a/0"]
+)
+def test_power_is_not_promised_by_what_cannot_keep_it(url: str) -> None:
+    with pytest.raises(InvalidOption, match="'power' is a promise of SQLite"):
+        Queue(url, durability="power")

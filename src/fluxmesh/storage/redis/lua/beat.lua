@@ -5,6 +5,10 @@ local LISTS_MISSED = 2
 local epoch, view, owned = int(A[3]), A[4], A[6]
 arm()
 local me = worker(epoch)
+-- A registration that was lost with a primary: its epoch was given anew, to another.
+if me and me.worker_id ~= view[1] then
+  return finish({'fenced', {}, {}, false})
+end
 if me then
   call('HSET', K.worker(epoch), 'beat_at_us', now)
   if owned then

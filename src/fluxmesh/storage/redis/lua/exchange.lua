@@ -160,6 +160,9 @@ end
 
 local settled = settle_all()
 local stands, me = standing(epoch)
+if me and me.worker_id ~= worker_id then
+  stands = 'fenced' -- as in beat
+end
 if stands ~= 'good' then
   return finish({stands, settled, string.rep('l', #A[6]), {}, {}, 0, false, false})
 end
