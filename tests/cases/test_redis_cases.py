@@ -18,7 +18,6 @@ from redis.exceptions import OutOfMemoryError
 from fluxmesh.errors import StorageError, StorageUnreachable
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome, Status
-from fluxmesh.storage.redis.connection import ANSWER_S
 from tests.cases.backdoor import RedisOpener
 from tests.cases.beside import beside
 from tests.cases.harness import START_S, Lab, Site, wait_until
@@ -191,6 +190,7 @@ def refused(lab: Lab, program: str) -> subprocess.CompletedProcess[str]:
 # -- a frozen server -------------------------------------------------------------------------------------
 LEASE_S = 6.0 if FULL else 2.0
 FROZEN_S = scaled(20)
+ANSWER_S = 10.0  # for which a producer waits
 LONG, SHORT = 20, 400
 
 
