@@ -277,6 +277,7 @@ class Shop:
             return list(pool.map(one, range(PARALLEL)))
 
 
+@pytest.mark.slow
 @beside
 def test_c21_fifty_parallel_posts_to_two_servers_make_one_job(site: Site) -> None:
     limits = httpx.Limits(max_connections=PARALLEL)
