@@ -16,6 +16,7 @@ TITLES: Final = {
     "C02": "healthy job far longer than the lease",
     "C05": "bookkeeping lost",
     "C06": "one bad message must not hurt the batch",
+    "C07": "Redis restarts",
     "C12": "many delayed jobs",
     "C13": "long job must not sit on short ones",
     "C14": "urgent job overtakes the backlog",
@@ -28,7 +29,6 @@ TITLES: Final = {
     "C22b": "full memory",
     "C22c": "a server that throws keys away",
     "crowd": "many processes on one storage",
-    "C07": "Redis restarts",
     "death": "killed beside an idle worker",
     "outage": "storage out of reach, clock stepped",
 }
