@@ -97,6 +97,10 @@ class Connections:
         self.knows_flags = numbers[0] >= _FLAGS_SINCE
         if found.get("redis_mode") == "cluster":
             raise StorageRefused(f"{self.where} is a node of a cluster", hint="name a server of its own")
+        self.check_policy(found)
+
+    def check_policy(self, found: dict[str, str]) -> None:
+        """Refuse a server that throws keys away: it may have been told to since it was opened."""
         policy = found.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise StorageRefused(

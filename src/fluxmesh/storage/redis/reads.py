@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-from fluxmesh.errors import StorageRefused
 from fluxmesh.job import TIERS, Attempt, Job, Status
 from fluxmesh.query import checked_limit
 from fluxmesh.storage.records import error_of, history_of
@@ -156,12 +155,7 @@ async def info(scripts: Scripts, namespace: str) -> StorageInfo:
     """What the server says of itself, and what of it bears on the promises."""
     connections = scripts.connections
     said = await connections.said()
-    policy = said.get("maxmemory_policy", "noeviction")
-    if policy.startswith("allkeys"):  # not so when it was opened
-        raise StorageRefused(
-            f"{connections.where} evicts keys when its memory is full ({policy})",
-            hint="maxmemory-policy noeviction",
-        )
+    connections.check_policy(said)
     limit = said.get("maxmemory_human", "")
     details = (
         ("memory used", said.get("used_memory_human", "unknown")),
