@@ -296,8 +296,11 @@ class Lab:
     def close(self, case: Case) -> None:
         """Write the case's line, and fail if a bound is broken, somebody disagrees, or something stays of
         what has ended."""
-        found = self.disagreements()
-        case.close(found + (self.left_over() if not found else []))
+        case.close(self.judged())
+
+    def judged(self, *, gone: Iterable[str] = ()) -> list[str]:
+        """What nobody agrees about; else what is left over when all is pruned."""
+        return self.disagreements(gone=gone) or self.left_over()
 
     def left_over(self) -> list[str]:
         """What stays of this namespace when its workers are gone and all its jobs have been kept for as long

@@ -84,9 +84,7 @@ def test_c20_a_unique_key_dies_with_its_job(site: Site) -> None:
         case.equal("b: outcomes", lab.outcomes(recovered), [Outcome.CRASHED, Outcome.COMPLETED])
         lab.await_ended([freed(lab, case, "b")], 10)
         case.equal("keeper_lives", keeper.running, True)
-        case.close(
-            [line for line in lab.disagreements() if failing.id[-6:] not in line]  # deleted on purpose
-        )
+        lab.close(case)
 
 
 # -- C21 -------------------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ def test_c21_fifty_parallel_submits_of_one_key_make_one_job(site: Site) -> None:
             again = lab.queue.submit("order", kwargs=body, idempotency_key=ORDER_KEY)
             case.equal("the_same_when_it_has_ended", again.id, only)
             case.equal("starts", len(lab.marks.starts(job=only)), 1)
-            case.close([*lab.disagreements(), *beta.disagreements()])
+            case.close([*lab.judged(), *beta.judged()])
 
 
 # -- C22 a -----------------------------------------------------------------------------------------------
@@ -188,7 +186,7 @@ def test_c22_what_is_over_is_deleted(site: Site) -> None:
         case.at_most("rows_above_the_baseline", _grown(lab, baseline), 10)
         case.equal("jobs_counted", lab.queue.counts().total, 0)
         case.equal("starts", len(lab.marks.starts()), ended)
-        case.close(lab.disagreements(gone=[job.id for job in [warm, *good, *bad, *keyed]]))
+        case.close(lab.judged(gone=[job.id for job in [warm, *good, *bad, *keyed]]))
 
 
 def _stored(lab: Lab) -> int:

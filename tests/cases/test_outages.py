@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -26,18 +28,26 @@ def let_pass(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def two_busy_workers(lab: Lab, job_s: float) -> tuple[WorkerGroup, WorkerGroup, list[JobHandle[str]]]:
+class Busy(NamedTuple):
+    """Jobs that two workers run, and the file that lets them end."""
+
+    jobs: list[JobHandle[str]]
+    door: Path
+
+
+def two_busy_workers(lab: Lab) -> tuple[WorkerGroup, WorkerGroup, Busy]:
     first, second = lab.launch("w1", concurrency=10), lab.launch("w2", concurrency=12)
     lab.await_workers(first, second)
-    jobs = lab.submit_many("anap", [(job_s, "long")] * LONG_JOBS)
+    busy = Busy(*lab.submit_held(LONG_JOBS, "long"))
     lab.await_starts(LONG_JOBS, 20)
-    return first, second, jobs
+    return first, second, busy
 
 
 def kill_and_await_reaping(
-    lab: Lab, case: Case, victim: WorkerGroup, survivor: WorkerGroup, jobs: list[JobHandle[str]]
+    lab: Lab, case: Case, victim: WorkerGroup, survivor: WorkerGroup, busy: Busy
 ) -> None:
     """Kill one worker; its jobs start on the other within the bound, and all of them end as they should."""
+    jobs = busy.jobs
     case.equal("starts_of_each_body_until_the_kill", _starts(lab, jobs), {1})
     third = lab.standby("w3", concurrency=LONG_JOBS)
     mine = [row.pid for row in lab.members(victim)]
@@ -49,7 +59,8 @@ def kill_and_await_reaping(
     wait_until(lambda: _starts(lab, killed) == {2}, 30, "the killed jobs have started again")
     again = [lab.marks.starts(job=job.id)[1].at - killed_at for job in killed]
     case.at_most("last_restart_after_kill_s", max(again), REAPED_WITHIN_S)
-    lab.await_ended(jobs, 90)
+    busy.door.touch()
+    lab.await_ended(jobs, 30)
     others = [job for job in jobs if job not in killed]
     case.equal("starts_of_the_others", _starts(lab, others), {1})
     case.equal("outcomes_of_the_others", {tuple(lab.outcomes(job)) for job in others}, {(Outcome.COMPLETED,)})
@@ -66,7 +77,7 @@ def _starts(lab: Lab, jobs: list[JobHandle[str]]) -> set[int]:
 def test_a_database_locked_for_three_leases_makes_no_job_run_twice(site: Site) -> None:
     with site.lab(lease_s=LEASE_S, beat_s=BEAT_S, proof_of_death=False) as lab:
         case = lab.case("outage", locked_leases=3, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False)
-        first, second, jobs = two_busy_workers(lab, 7 * LEASE_S)
+        first, second, busy = two_busy_workers(lab)
         refused: list[Exception] = []
 
         def submit_meanwhile() -> None:
@@ -83,18 +94,18 @@ def test_a_database_locked_for_three_leases_makes_no_job_run_twice(site: Site) -
         case.equal("a_producer_is_told", ["locked" in str(error) for error in refused], [True])
         case.equal("both_live", (first.running, second.running), (True, True))
         let_pass(LEASE_S)
-        kill_and_await_reaping(lab, case, first, second, jobs)
+        kill_and_await_reaping(lab, case, first, second, busy)
 
 
 def stepped(site: Site, step_s: float) -> None:
     settings = {"lease_s": LEASE_S, "beat_s": BEAT_S, "proof_of_death": False}
     with site.lab(own_clock=True, **settings) as lab:
         case = lab.case("outage", clock_step_s=step_s, lease_s=LEASE_S, jobs=LONG_JOBS, proof_of_death=False)
-        first, second, jobs = two_busy_workers(lab, 4 * LEASE_S)
+        first, second, busy = two_busy_workers(lab)
         lab.step_clock(step_s)
         let_pass(LEASE_S)
         case.equal("both_live", (first.running, second.running), (True, True))
-        kill_and_await_reaping(lab, case, first, second, jobs)
+        kill_and_await_reaping(lab, case, first, second, busy)
 
 
 @beside
