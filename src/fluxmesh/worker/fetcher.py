@@ -2,6 +2,9 @@
 
 While an exchange is under way, ends gather in the outbox; as soon as it is back the next one takes them
 all. So under load the size of a batch finds itself, and a lone job is settled at once.
+
+Storage and bodies shall not wait for each other: jobs that fill more than half of the slots at once are
+begun in two halves, so that from then on one half runs while the other is settled and claimed for.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ _SHORTEST_TAKE_REST_S: Final = 0.05
 
 
 class Fetcher(Service):
-    """`start_job` begins a claimed job; `nudge_beat` asks for a beat at once; `on_fenced` hears that this
-    epoch may never claim again; `on_failure` gets an error that repeating cannot mend."""
+    """`admit_job` takes a claimed job in and returns what begins it; `nudge_beat` asks for a beat at once;
+    `on_fenced` hears that this epoch may never claim again; `on_failure` gets an error that repeating cannot
+    mend."""
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Fetcher(Service):
         clock: Clock,
         beat_s: float,
         batch: int,
-        start_job: Callable[[ClaimedJob, float], None],
+        admit_job: Callable[[ClaimedJob, float], Callable[[], None] | None],
         nudge_beat: Callable[[], None],
         on_fenced: Callable[[], None],
         on_failure: Callable[[BaseException], None],
@@ -70,7 +74,8 @@ class Fetcher(Service):
         self._clock = clock
         self._late_after_s = beat_s
         self._batch = batch
-        self._start_job = start_job
+        self._admit_job = admit_job
+        self._unbegun: list[Callable[[], None]] = []  # the second half
         self._nudge_beat = nudge_beat
         self._on_fenced = on_fenced
         self._on_failure = on_failure
@@ -141,9 +146,13 @@ class Fetcher(Service):
 
     # -- a round ---------------------------------------------------------------------------------------
     async def run_once(self) -> float | None:
-        """One exchange, if there is something to settle or a claim may find something."""
+        """Exchanges, as long as there is something to settle; one, if a claim may find something."""
         try:
-            return await self._round_trip()
+            rest_s = await self._round_trip()
+            while self._outbox and not self.stopping:
+                # At once: what was just begun runs while storage is busy with this.
+                rest_s = await self._round_trip()
+            return rest_s
         except Exception as error:
             self._fail(error)  # a defect: ends at hand may be lost, so nothing must go on as if all were well
             return None
@@ -170,6 +179,7 @@ class Fetcher(Service):
             return None  # stopped, or failed for good
         self._confirm(answer)
         self._take(answer, asked, sent_s)
+        await self._begin_second_half()
         if asked and not answer.running:
             await self._take_held_if_due()
         self._announce_idle()
@@ -257,19 +267,36 @@ class Fetcher(Service):
             self._release([*running, *held], why)
             return
         now = asyncio.get_running_loop().time()
+        begin: list[Callable[[], None]] = []
         for job in running:
             if job.id in self._table:
                 self._decline(job, "running already", now)  # never two at once
                 continue
             try:
-                self._start_job(job, now)
+                begun = self._admit_job(job, now)
+                if begun is not None:
+                    begin.append(begun)
             except Exception:
                 self._log.exception("job could not be started", job_id=job.id, task=job.task)
                 run = self._table.find(job.id, job.token)
                 if run is not None:
                     self._table.forget(run)
                 self._decline(job, "could not be started", now)
+        half = len(begin) if len(begin) * 2 <= self._slots.concurrency else (len(begin) + 1) // 2
+        for begun in begin[:half]:
+            begun()
+        self._unbegun = begin[half:]
         self._release(held, "not asked for")
+
+    async def _begin_second_half(self) -> None:
+        if not self._unbegun:
+            return
+        try:
+            await asyncio.sleep(0)  # the first half comes to its first await, or to its end
+        finally:
+            for begun in self._unbegun:
+                begun()
+            self._unbegun = []
 
     def _decline(self, job: ClaimedJob, why: str, now: float) -> None:
         """Give a job back and claim nothing for a while: another worker shall have it, not this one again."""
@@ -305,6 +332,7 @@ class Fetcher(Service):
             self._log.warning("storage does not answer", verb="take_held", error=str(error))
             return
         self._begin(answer.running, (), sent_s)
+        await self._begin_second_half()
         self._note_held(answer.next_held_s, asyncio.get_running_loop().time())
 
     # -- waiting ---------------------------------------------------------------------------------------

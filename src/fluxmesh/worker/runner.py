@@ -108,34 +108,41 @@ class Runner:
         self._pool.close()
 
     # -- starting ------------------------------------------------------------------------------------
-    def start(self, job: ClaimedJob, now: float) -> None:
-        """Start a job given running. `now` is the loop's time, read once for all jobs of an answer."""
+    def admit(self, job: ClaimedJob, now: float) -> Callable[[], None] | None:
+        """Take in a job given running: from now on it is named in every beat, and can be stopped. What is
+        returned, to be called soon, begins its body; None: there is nothing to be begun any more.
+        `now` is the loop's time, read once for all jobs of an answer."""
         try:
             plan = self._plans.get((job.task, job.options)) or self._make_plan(job)
             args, kwargs = decode_payload(job.payload)
         except _JUNK as error:
             self._refuse(job, ending.undecodable(error))
-            return
+            return None
         function = plan.function
         if function is None:
             message = f"task {job.task!r} is not registered in this worker"
             self._refuse(job, End(Outcome.FAILED, error=JobError("UnknownTask", message)))
-            return
+            return None
         run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
         self._table.add(run)
         self._deadlines.watch(run.deadline)
-        if plan.guided:
-            self._table.await_entry(run)
-            run.handle = self._loop.create_task(self._guided(run, args, kwargs), name=job.id)
-            return
-        if plan.shape is not None:
+        if not plan.guided and plan.shape is not None:
             plan.shape.place(args, kwargs, run.context)
-        if plan.is_async:
+        if plan.guided or plan.is_async:
             self._table.await_entry(run)
-            # The name is the job's id: the loop's current task then tells which job blocks it.
-            run.handle = self._loop.create_task(self._body(run, function, args, kwargs), name=job.id)
+            return partial(self._begin_task, run, function, args, kwargs)
+        self._start_on_thread(run, function, args, kwargs)
+        return None
+
+    def _begin_task(
+        self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        if run.plan.guided:
+            body = self._guided(run, args, kwargs)
         else:
-            self._start_on_thread(run, function, args, kwargs)
+            body = self._body(run, function, args, kwargs)
+        # The name is the job's id: the loop's current task then tells which job blocks it.
+        run.handle = self._loop.create_task(body, name=run.job.id)
 
     def _make_plan(self, job: ClaimedJob) -> Plan:
         options = decode_options(job.options)
@@ -300,10 +307,11 @@ class Runner:
             # The exception first: a body that polls the flag shall not return before it comes.
             handle.interrupt(kind)
             run.context.mark_cancelled()
-        elif handle is not None:
+        else:
             run.context.mark_cancelled()
             if not self._table.enter(run):
-                handle.cancel()
+                if handle is not None:
+                    handle.cancel()
             elif run.cancelled:
                 self._finish(run, End(Outcome.CANCELLED))
             else:

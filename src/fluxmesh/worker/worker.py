@@ -194,7 +194,7 @@ class Worker:
             clock=self._clock,
             beat_s=beat_s,
             batch=self._settings.scheduler_batch_size,
-            start_job=lambda job, now: self._runner.start(job, now),
+            admit_job=lambda job, now: self._runner.admit(job, now),
             nudge_beat=lambda: self._beater.nudge(),
             on_fenced=self._on_fenced,
             on_failure=self._on_failure,

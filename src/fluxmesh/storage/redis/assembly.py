@@ -15,6 +15,7 @@ from typing import Final
 from fluxmesh.storage.redis.keys import written_out
 
 _FOLDER: Final = Path(__file__).with_name("lua")
+_ALWAYS: Final = ("prelude", "moves", "workers", "finish")
 _USES: Final = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^ *--.*\n", re.MULTILINE)
 _GOES_ON: Final = re.compile(r"[\s)}]|end\b|else")
@@ -61,7 +62,7 @@ def script_text(verb: str, *, has_msgpack: bool = True) -> str:
     """The whole script of a verb, without a header. `has_msgpack`: the server brings its own."""
     body = _file(verb)
     found = _USES.search(body)
-    names = ["prelude", *(found[1].replace(" ", "").split(",") if found else [])]
+    names = [*_ALWAYS, *(found[1].replace(" ", "").split(",") if found else [])]
     libraries = written_out("\n".join(map(_file, names)))
     body = f"return run(function()\n{written_out(body)}\nend)\n"
     own = (

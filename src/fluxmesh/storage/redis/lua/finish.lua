@@ -1,0 +1,102 @@
+-- The end of a verb: counters are written, what was freed is opened, whom it concerns is woken; or, after a failure,
+-- what was begun is carried through.
+-- A change that was written is forgotten: this may be called again.
+local function flush(key, changes)
+  for field, change in pairs(changes) do
+    local left = change == 0 or call('HINCRBY', key, field, change)
+    changes[field] = nil
+    if left == 0 then
+      call('HDEL', key, field)
+    end
+  end
+end
+
+local function first_due()
+  local first
+  if call('EXISTS', K.delayed(0), K.delayed(1), K.delayed(2), K.delayed(3)) == 0 then
+    return nil
+  end
+  for tier = 0, 3 do
+    local found = call('ZRANGE', K.delayed(tier), 0, 0, 'WITHSCORES')
+    local at = found[2] and tonumber(found[2])
+    if at and (not first or at < first) then
+      first = at
+    end
+  end
+  return first
+end
+
+-- Ring min(n, waiting) workers for each (queue, tier, task) with n new jobs.
+local function wake()
+  local waiting = call('ZRANGE', K.waiting(), 0, -1)
+  if #waiting == 0 then
+    return
+  end
+  table.sort(S.order, function(a, b) return a.tier < b.tier end)
+  for _, note in ipairs(S.order) do
+    local left = note.n
+    for i, epoch in ipairs(waiting) do
+      if left <= 0 then
+        break
+      end
+      local me = epoch and epoch ~= S.asking and worker(epoch)
+      if me and not me.fenced and not me.dead_how and not me.command and me.status == 'ready'
+        and me.in_tier[note.tier] and me.in_queue[note.queue] and (note.task == '' or knows(me, note.task)) then
+        waiting[i] = false
+        left = left - 1
+        call('ZREM', K.waiting(), epoch)
+        call('PUBLISH', K.bell(epoch), '')
+      end
+    end
+  end
+end
+
+-- Write the counters, open what was freed, wake whom it concerns. S.asking: the epoch whose own exchange this
+-- is (as text): it need not be woken.
+local function finish(answer)
+  flush(K.tally(), S.tally)
+  flush(K.running(), S.running)
+  if S.flush_rare then
+    S.flush_rare()
+  end
+  if S.announce_freed then
+    S.announce_freed()
+  end
+  if S.due then
+    local first = first_due()
+    if not first or S.due.at <= first then
+      ready(S.due.queue, S.due.tier, S.due.task)
+    end
+  end
+  if #S.order > 0 then
+    wake()
+  end
+  for _, id in ipairs(S.over) do
+    call('PUBLISH', K.over(id), '')
+  end
+  return answer
+end
+
+-- The answer of a verb. If it fails, the job under way is carried through, and what is owed is written, as far as that
+-- can be; then the failure is told.
+local function run(verb)
+  local good, answer = pcall(verb)
+  if good then
+    return answer
+  end
+  -- A server that refuses the first write (memory full, a replica) has changed nothing, and shall not: a write that
+  -- changes nothing asks whether it does.
+  local refused = redis.pcall('SETRANGE', P, 0, '')
+  if type(refused) == 'table' and refused.err then
+    error(answer, 0)
+  end
+  call = redis.pcall
+  if under_way then
+    pcall(under_way)
+  end
+  for _, pay in ipairs(owed) do
+    pcall(pay)
+  end
+  pcall(finish)
+  error(answer, 0)
+end
