@@ -1,5 +1,6 @@
 -- The end of a verb: counters are written, what was freed is opened, whom it concerns is woken; or, after a failure,
 -- what was begun is carried through.
+
 -- A change that was written is forgotten: this may be called again.
 local function flush(key, changes)
   for field, change in pairs(changes) do

@@ -1,4 +1,5 @@
 -- Moving jobs from place to place: the sets, the record and the counters change together.
+
 local function is_failed(r)
   return r.reason == 'error' or r.reason == 'timeout'
 end

@@ -1,4 +1,5 @@
 -- Workers as storage knows them, and what each can run.
+
 local known_workers = {}
 
 local function set_of(list)
