@@ -25,8 +25,8 @@ cases: setup services ## the failure cases at their full waiting times, on every
 		$(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md)
 
-bench: setup ## measure, and print the figures as ratios to the floor
-	$(PYTHON) -m benchmarks.run_benchmark
+bench: setup services ## measure, and print the figures as ratios to the floor
+	$(PYTHON) -m benchmarks.run_benchmark --storage sqlite,redis
 
 lint: setup ## format, rules, types and floors, without changing a file
 	$(PYTHON) -m ruff format --check .
