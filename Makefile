@@ -17,7 +17,7 @@ demo: setup ## show the life of real jobs in a few seconds (DIR=path: on the fil
 	@$(PYTHON) -m fluxmesh.cli demo $(if $(DIR),--dir "$(DIR)")
 
 test: setup services ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
-	$(PYTHON) -m pytest tests -m "not slow" $(PYTEST_ARGS)
+	@sh scripts/test.sh $(PYTEST_ARGS)
 
 cases: setup services ## the failure cases at their full waiting times, on every storage, and the table of docs/cases.md
 	@mkdir -p build && rm -f build/cases.jsonl
