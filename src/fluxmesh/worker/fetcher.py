@@ -37,6 +37,7 @@ from fluxmesh.worker.runs import NEVER, Run, RunTable
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 RELEASE_TRIES: Final = 4
+HALVED_FROM: Final = 32  # of fewer jobs the exchanges cost more than the halves save
 _DECLINED_PAUSE_S: Final = 0.5
 _UNKNOWN_PAUSE_S: Final = 0.25  # until a beat has put the worker's row back
 _SHORTEST_REST_S: Final = 0.002  # between two looks at what is due about now
@@ -282,7 +283,9 @@ class Fetcher(Service):
                 if run is not None:
                     self._table.forget(run)
                 self._decline(job, "could not be started", now)
-        half = len(begin) if len(begin) * 2 <= self._slots.concurrency else (len(begin) + 1) // 2
+        half = len(begin)
+        if half * 2 > self._slots.concurrency and half >= HALVED_FROM:
+            half = (half + 1) // 2
         for begun in begin[:half]:
             begun()
         self._unbegun = begin[half:]

@@ -1,0 +1,106 @@
+"""A full answer is begun in two halves, so that storage and bodies work at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+from fluxmesh.clock import ManualClock
+from fluxmesh.job import Outcome, Status
+from fluxmesh.outcome import Transition
+from fluxmesh.storage.base import Storage
+from fluxmesh.storage.values import (
+    ClaimedJob,
+    ExchangeAnswer,
+    ExchangeRequest,
+    Settle,
+    Settled,
+    Standing,
+    WorkerRef,
+)
+from fluxmesh.worker.fetcher import HALVED_FROM, Fetcher
+from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.runs import Plan, Run, RunTable
+from fluxmesh.worker.slots import Slots
+
+JOBS = 4 * HALVED_FROM
+DONE = Transition(Status.COMPLETED, Outcome.COMPLETED)
+
+
+class Endless:
+    """Gives as many jobs as there are slots; notes each request and how many bodies ran meanwhile."""
+
+    def __init__(self, rounds: int, told: Callable[[], int]) -> None:
+        self.requests: list[tuple[int, int]] = []  # settles, slots
+        self.run_meanwhile: list[int] = []
+        self._left = rounds
+        self._told = told
+        self._made = 0
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
+        before = self._told()
+        self.requests.append((len(request.settle), request.slots))
+        for _ in range(3):
+            await asyncio.sleep(0)  # storage is busy, the loop is not
+        self.run_meanwhile.append(self._told() - before)
+        self._left -= 1
+        slots = request.slots if self._left > 0 else 0
+        jobs = [
+            ClaimedJob(f"job {self._made + n}", 1, "t", "default", 2, b"", None, 0, 0, 0, 0, 1)
+            for n in range(slots)
+        ]
+        self._made += slots
+        return ExchangeAnswer(Standing.GOOD, tuple(Settled.APPLIED for _ in request.settle), (), tuple(jobs))
+
+    async def wait_for_work(self, worker: WorkerRef, timeout_s: float) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+
+async def drained(concurrency: int, rounds: int) -> Endless:
+    ran: list[str] = []
+    storage = Endless(rounds, lambda: len(ran))
+    table = RunTable(Slots(concurrency, {}))
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+
+    def admit(job: ClaimedJob, now: float) -> Callable[[], None]:
+        run = Run(job, cast("Plan", None), cast("Any", None), now)
+        table.add(run)
+
+        def end() -> None:
+            ran.append(job.id)
+            table.end(run)
+            fetcher.deliver(run, Settle(job.id, job.token, DONE))
+
+        return lambda: cast("None", loop.call_soon(end))
+
+    lease = Lease(ManualClock(), lease_s=60.0, beat_s=1.0)
+    lease.renewed(0.0)
+    fetcher = Fetcher(
+        cast("Storage", storage), WorkerRef("w", 1), table=table, lease=lease,
+        clock=ManualClock(), beat_s=1.0, batch=1_000, admit_job=admit, nudge_beat=lambda: None, on_fenced=over.set,
+        on_failure=lambda _: over.set(), rng=random.Random(1), observer=None,
+    )  # fmt: skip
+    await fetcher.start()
+    async with asyncio.timeout(10):
+        while storage._left > 0 or len(ran) < storage._made:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    await fetcher.stop()
+    assert len(ran) == len(set(ran)) == storage._made
+    assert not over.is_set()
+    return storage
+
+
+def test_one_half_runs_while_storage_is_busy_with_the_other() -> None:
+    storage = asyncio.run(drained(JOBS, 8))
+    assert storage.requests[:3] == [(0, JOBS), (JOBS // 2, JOBS // 2), (JOBS // 2, JOBS // 2)]
+    assert storage.run_meanwhile[1:7] == [JOBS // 2] * 6
+
+
+def test_few_jobs_are_begun_all_at_once() -> None:
+    few = HALVED_FROM - 1
+    storage = asyncio.run(drained(few, 4))
+    assert storage.requests[:3] == [(0, few), (few, few), (few, few)]
