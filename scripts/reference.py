@@ -46,7 +46,7 @@ _EXIT_CODES: Final = """\
 | 1 | failed; a daemon: hurried by a second signal, or its `--id` was taken over by another |
 | 2 | wrong usage |
 | 3 | the app cannot be imported |
-| 4 | the storage is missing or cannot be reached |
+| 4 | the storage is missing or cannot be reached, or a file of it may not be read or written |
 | 5 | not authorised: Redis refuses the login, or what this user may do there |
 | 6 | no such job, or its state does not allow it |
 | 10 | the job that was waited for did not complete |
