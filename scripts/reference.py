@@ -46,8 +46,8 @@ _EXIT_CODES: Final = """\
 | 1 | failed; a daemon: hurried by a second signal, or its `--id` was taken over by another |
 | 2 | wrong usage |
 | 3 | the app cannot be imported |
-| 4 | the storage is missing or cannot be reached |
-| 5 | not authorised: the storage does not let this user in |
+| 4 | the storage is missing or cannot be reached, or a file of it may not be read or written |
+| 5 | not authorised: Redis refuses the login, or what this user may do there |
 | 6 | no such job, or its state does not allow it |
 | 10 | the job that was waited for did not complete |
 | 124 | the wait took too long |
@@ -178,7 +178,7 @@ def _bounds(schema: Mapping[str, Any]) -> str:
 
 
 def cli_page() -> str:
-    """Every command and verb with its arguments and examples."""
+    """Every command and verb with its usage, arguments and examples."""
     parts = [
         _CLI_HEAD,
         "## Options of all commands",
@@ -191,9 +191,9 @@ def cli_page() -> str:
         parts += [f"## {noun}", "", *_description(parser)]
         below = list(_verbs(parser))
         if not below:
-            parts += [*_arguments(parser), "", *_examples(parser)]
+            parts += _leaf(noun, parser)
         for verb, leaf in below:
-            parts += [f"### {noun} {verb}", "", *_description(leaf), *_arguments(leaf), "", *_examples(leaf)]
+            parts += [f"### {noun} {verb}", "", *_description(leaf), *_leaf(f"{noun} {verb}", leaf)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -211,10 +211,23 @@ def _description(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from ("```", *lines[1:], "```", "")
 
 
+def _leaf(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    usage = " ".join(
+        [f"fluxmesh {command} [OPTION …]", *(_used(a) for a in parser._actions if not a.option_strings)]
+    )
+    yield from (f"`{usage}`", "", *_arguments(parser), "", *_examples(parser))
+
+
+def _used(action: argparse.Action) -> str:
+    """An argument without a flag, as a usage line has it."""
+    value = _value(action)
+    return {"+": f"{value} [{value} …]", "*": f"[{value} …]"}.get(str(action.nargs), value)
+
+
 def _arguments(parser: argparse.ArgumentParser, *, everywhere: bool = False) -> Iterator[str]:
     rows = []
     for action in parser._actions:
-        known = action.option_strings and action.option_strings[-1] in _EVERYWHERE
+        known = bool(action.option_strings) and action.option_strings[-1] in _EVERYWHERE
         if (
             action.help == argparse.SUPPRESS
             or isinstance(action, argparse._SubParsersAction)
@@ -226,11 +239,15 @@ def _arguments(parser: argparse.ArgumentParser, *, everywhere: bool = False) -> 
         yield from _table(("argument", ""), rows)
 
 
-def _written(action: argparse.Action) -> str:
+def _value(action: argparse.Action) -> str:
     value = action.metavar or (
         f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper()
     )
-    value = " ".join(value) if isinstance(value, tuple) else value
+    return " ".join(value) if isinstance(value, tuple) else value
+
+
+def _written(action: argparse.Action) -> str:
+    value = _value(action)
     if not action.option_strings:
         return f"{value} …" if action.nargs in ("*", "+") else value
     names = ", ".join(action.option_strings)

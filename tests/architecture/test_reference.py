@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,28 @@ def test_a_page_that_differs_is_found() -> None:
 @pytest.mark.parametrize("noun", COMMANDS)
 def test_every_command_is_on_its_page(noun: str) -> None:
     assert f"\n## {noun}\n" in CLI
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("jobs show", "ID"),
+        ("jobs history", "ID"),
+        ("jobs cancel", "ID [ID …]"),
+        ("jobs retry", "ID [ID …]"),
+        ("jobs wait", "ID"),
+        ("dlq replay", "[ID …]"),
+        ("dlq discard", "[ID …]"),
+        ("queues pause", "QUEUE"),
+        ("queues resume", "QUEUE"),
+        ("completion", "{bash,zsh,fish}"),
+    ],
+)
+def test_what_a_command_takes_without_a_flag_is_in_its_usage_and_told(command: str, usage: str) -> None:
+    section = CLI.partition(f"# {command}\n")[2].partition("\n#")[0]
+    assert f"`fluxmesh {command} [OPTION …] {usage}`" in section
+    word = usage.strip("[]").partition(" ")[0]
+    assert re.search(rf"^\| `{re.escape(word)}.*` \| \w", section, re.MULTILINE), section
 
 
 @pytest.mark.parametrize("route", ["POST /api/v1/jobs", "GET /api/v1/jobs/{job_id}/wait", "GET /readyz"])

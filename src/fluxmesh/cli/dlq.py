@@ -58,7 +58,7 @@ def _add_bulk(verbs: Verbs, name: str, run: Callable[[Options], int], summary: s
         f"fluxmesh dlq {name} --q task:failing_task --dry-run",
         f"fluxmesh dlq {name} --all",
     )
-    verb.add_argument("ids", metavar="ID", nargs="*")
+    verb.add_argument("ids", metavar="ID", nargs="*", help="ids of dead letters; else --q or --all")
     verb.add_argument("--q", metavar="QUERY", help="all dead letters that match")
     verb.add_argument("--all", action="store_true", help="all dead letters there are")
     verb.add_argument("--dry-run", action="store_true", help="only say which ones")

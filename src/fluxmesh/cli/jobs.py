@@ -27,12 +27,12 @@ def configure(parser: Parser) -> None:
     verbs = add_verbs(parser)
     _add_list(verbs)
     show = add_verb(verbs, "show", _show, "show all that is known of one job", f"fluxmesh jobs show {_ID}")
-    show.add_argument("id", metavar="ID")
+    show.add_argument("id", metavar="ID", help="the job's id")
     json_option(show)
     history = add_verb(
         verbs, "history", _history, "show how each start of a job ended", f"fluxmesh jobs history {_ID}"
     )
-    history.add_argument("id", metavar="ID")
+    history.add_argument("id", metavar="ID", help="the job's id")
     json_option(history)
     cancel = add_verb(
         verbs, "cancel", _cancel, "cancel jobs; a running one is told to stop", f"fluxmesh jobs cancel {_ID}"
@@ -45,7 +45,7 @@ def configure(parser: Parser) -> None:
         f"fluxmesh jobs retry {_ID}",
     )
     for verb in (cancel, retry):
-        verb.add_argument("ids", metavar="ID", nargs="+")
+        verb.add_argument("ids", metavar="ID", nargs="+", help="ids of jobs")
         json_option(verb)
     wait = add_verb(
         verbs,
@@ -54,7 +54,7 @@ def configure(parser: Parser) -> None:
         "wait for the end of a job; exit 10 if it failed, 124 if the time is up",
         f"fluxmesh jobs wait {_ID} --timeout 30",
     )
-    wait.add_argument("id", metavar="ID")
+    wait.add_argument("id", metavar="ID", help="the job's id")
     wait.add_argument("--timeout", metavar="S", type=seconds(0, WAIT_MOST_S), help="seconds to wait (no end)")
     json_option(wait)
 

@@ -40,7 +40,7 @@ def configure(parser: Parser) -> None:
         verbs, "resume", _resume, "start jobs of a queue again", "fluxmesh queues resume default"
     )
     for verb in (pause, resume):
-        verb.add_argument("queue", metavar="QUEUE")
+        verb.add_argument("queue", metavar="QUEUE", help="the queue's name")
         json_option(verb)
 
 
