@@ -3,6 +3,7 @@ backend's sets can get wrong."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from fluxmesh.testing.contract.lab import (
     dead,
     ids,
     new_job,
+    own,
     retention,
     retry,
     scenario,
@@ -412,7 +414,42 @@ class TestLostRegistrations:
         assert await lab.status(job.id) is Status.RUNNING
         answer = await first.exchange(slots=1)
         assert (answer.standing, answer.running) == (Standing.FENCED, ())
+        assert not await lab.storage.declare_dead(first.ref, "killed")
+        held = await second.hold_one()
+        lab.clock.advance(1)
+        await second.beat()
+        assert (await lab.storage.take_held(first.ref, 1)).running == ()
+        assert await lab.storage.transfer(first.ref, [own(held)]) == []
         assert await second.settle(job) is Settled.APPLIED
+
+
+class TestDeadEars:
+    @scenario
+    async def test_a_wake_up_that_nobody_hears_is_given_to_the_next(self, lab: Lab) -> None:
+        """The first that waits was killed, and storage does not know yet."""
+        gone = await lab.open()
+        first = await lab.worker("first", storage=gone)
+        assert await first.claim(1) == []
+        await gone.close()
+        second = await lab.worker("second")
+        assert await second.claim(1) == []
+        waiting = asyncio.ensure_future(second.storage.wait_for_work(second.ref, 30))
+        await asyncio.sleep(0)
+        await lab.put()
+        assert await waiting
+        assert len(await second.claim(1)) == 1
+
+
+class TestBytes:
+    @scenario
+    async def test_a_call_carries_so_many_bytes_and_the_rest_comes_with_the_next(self, lab: Lab) -> None:
+        large = [new_job("work", "x" * 1_000_000) for _ in range(20)]
+        assert {put.verdict for put in await lab.enqueue(*large)} == {Verdict.CREATED}
+        worker = await lab.worker()
+        answers = [await worker.exchange(slots=20), await worker.exchange(slots=20)]
+        assert [len(answer.running) for answer in answers] == [16, 4]
+        assert [answer.more for answer in answers] == [True, False]
+        assert [job.id for answer in answers for job in answer.running] == [job.id for job in large]
 
 
 class TestMore:

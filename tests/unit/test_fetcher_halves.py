@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
+
 from fluxmesh.clock import ManualClock
 from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import Transition
-from fluxmesh.storage.base import Storage
+from fluxmesh.storage.base import BATCH_BYTES, Storage
 from fluxmesh.storage.values import (
     ClaimedJob,
     ExchangeAnswer,
@@ -59,9 +61,11 @@ class Endless:
         return True
 
 
-async def drained(concurrency: int, rounds: int) -> Endless:
+async def drained(
+    concurrency: int, rounds: int, kind: type[Endless] = Endless, end_as: Transition = DONE
+) -> Endless:
     ran: list[str] = []
-    storage = Endless(rounds, lambda: len(ran))
+    storage = kind(rounds, lambda: len(ran))
     table = RunTable(Slots(concurrency, {}))
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
@@ -73,7 +77,7 @@ async def drained(concurrency: int, rounds: int) -> Endless:
         def end() -> None:
             ran.append(job.id)
             table.end(run)
-            fetcher.deliver(run, Settle(job.id, job.token, DONE))
+            fetcher.deliver(run, Settle(job.id, job.token, end_as))
 
         return lambda: cast("None", loop.call_soon(end))
 
@@ -81,8 +85,9 @@ async def drained(concurrency: int, rounds: int) -> Endless:
     lease.renewed(0.0)
     fetcher = Fetcher(
         cast("Storage", storage), WorkerRef("w", 1), table=table, lease=lease,
-        clock=ManualClock(), beat_s=1.0, batch=1_000, admit_job=admit, nudge_beat=lambda: None, on_fenced=over.set,
-        on_failure=lambda _: over.set(), rng=random.Random(1), observer=None,
+        clock=ManualClock(), beat_s=1.0, batch=1_000, admit_job=admit,
+        nudge_beat=lambda: None, on_fenced=over.set, on_failure=lambda _: over.set(),
+        rng=random.Random(1), observer=None,
     )  # fmt: skip
     await fetcher.start()
     async with asyncio.timeout(10):
@@ -104,3 +109,16 @@ def test_few_jobs_are_begun_all_at_once() -> None:
     few = HALVED_FROM - 1
     storage = asyncio.run(drained(few, 4))
     assert storage.requests[:3] == [(0, few), (few, few), (few, few)]
+
+
+def test_an_exchange_carries_so_many_bytes_of_results() -> None:
+    sizes: list[int] = []
+
+    class Counting(Endless):
+        async def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
+            sizes.append(sum(len(settle.transition.result or b"") for settle in request.settle))
+            return await super().exchange(request)
+
+    blob = b"x" * (BATCH_BYTES // 8)
+    asyncio.run(drained(HALVED_FROM - 1, 3, Counting, msgspec.structs.replace(DONE, result=blob)))
+    assert max(sizes) == BATCH_BYTES

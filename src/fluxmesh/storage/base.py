@@ -54,6 +54,7 @@ from fluxmesh.storage.values import (
 )
 from fluxmesh.submission import NewJob
 
+BATCH_BYTES: Final = 16 << 20  # payloads or results of one call: a server does nothing else meanwhile
 WORK_POLL_S: Final = 5.0  # a waiting worker claims this often in any case
 REPEATS: Final = 2  # after an answer that was lost; every verb may be repeated without harm
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from fluxmesh.clock import Clock, MonoS
 from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import FluxMeshError
 from fluxmesh.service import Service
-from fluxmesh.storage.base import WORK_POLL_S, Storage
+from fluxmesh.storage.base import BATCH_BYTES, WORK_POLL_S, Storage
 from fluxmesh.storage.values import (
     ClaimedJob,
     ExchangeAnswer,
@@ -164,7 +164,7 @@ class Fetcher(Service):
         if not outbox and not (asked and self._hungry):
             self._announce_idle()
             return None
-        self._sending = [outbox.popleft() for _ in range(min(len(outbox), BATCH_MAX))]
+        self._sending = self._next_ends()
         self._request_id += 1
         request = ExchangeRequest(
             self._worker,
@@ -185,6 +185,18 @@ class Fetcher(Service):
             await self._take_held_if_due()
         self._announce_idle()
         return 0.0 if self._hungry and self._to_claim() else None
+
+    def _next_ends(self) -> list[tuple[Run, Settle]]:
+        """What one exchange can carry of the outbox: bounded in number and, but for the first, in bytes."""
+        outbox, size = self._outbox, 0
+        ends: list[tuple[Run, Settle]] = []
+        while outbox and len(ends) < BATCH_MAX:
+            result = outbox[0][1].transition.result
+            size += 0 if result is None else len(result)
+            if ends and size > BATCH_BYTES:
+                break
+            ends.append(outbox.popleft())
+        return ends
 
     def _to_claim(self) -> int:
         if self._draining or self._quiet or not self._lease.holds():

@@ -92,7 +92,8 @@ class RedisStorage:
                 if job is None or job.ended or left <= 0:
                     return job
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), min(left, _WAIT_LOOK_S))
+                    async with asyncio.timeout(min(left, _WAIT_LOOK_S)):
+                        await over.wait()
         finally:
             await self._listener.remove(channel, hear)
 

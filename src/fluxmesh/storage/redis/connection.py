@@ -129,10 +129,10 @@ class Connections:
         if os.getpid() != self._pid:
             raise StorageUnreachable(f"{self.where} was opened before a fork", hint="open it in the child")
 
-    async def open(self, *, patient: bool = False) -> AbstractConnection:
-        """A connection of its own; `patient`: it may be silent for ever (a subscriber's). Raises
-        StorageUnreachable, or StorageRefused where somebody has to change something first."""
-        return await self._route.connect(patient=patient)
+    async def open(self) -> AbstractConnection:
+        """A connection of its own. Raises StorageUnreachable, or StorageRefused where somebody has to change
+        something first."""
+        return await self._route.connect()
 
     # -- asking --------------------------------------------------------------------------------------
     async def command(self, *command: Any) -> Any:
@@ -217,18 +217,19 @@ class Connections:
         answers: list[Any] = []
         try:
             packed = connection.pack_commands(commands)
-            await connection.send_packed_command(packed, check_health=False)
-            for _ in commands:
-                try:
-                    answers.append(
-                        await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-                    )
-                except driver.ResponseError as error:
-                    answers.append(error)
-                except (driver.BusyLoadingError, driver.AuthenticationError) as error:
-                    # Answers too, though the driver takes them for the end of the connection.
-                    self._doubt(connection)
-                    return [error for _ in commands]
+            async with asyncio.timeout(self._answer_s()):
+                await connection.send_packed_command(packed, check_health=False)
+                for _ in commands:
+                    try:
+                        answers.append(
+                            await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                        )
+                    except driver.ResponseError as error:
+                        answers.append(error)
+                    except (driver.BusyLoadingError, driver.AuthenticationError) as error:
+                        # Answers too, though the driver takes them for the end of the connection.
+                        self._doubt(connection)
+                        return [error for _ in commands]
         except BaseException as error:
             # Answers may still be on their way: nobody may take them for his own.
             await hang_up(connection)
@@ -238,13 +239,17 @@ class Connections:
             raise
         return answers
 
+    def _answer_s(self) -> float:
+        return self._dialer.answer_s
+
     def _lost(self, error: BaseException) -> StorageError:
         trouble = refusals.tls_trouble(self.where, error)
         if trouble is not None:
             return trouble
         if refusals.is_full(error):
             return StorageUnreachable(f"{self.where}: {error}", hint="it has as many clients as it may")
-        return OutcomeUnknown(f"{self.where}: no answer ({error})", hint="repeat the call")
+        why = str(error) or "in time"
+        return OutcomeUnknown(f"{self.where}: no answer ({why})", hint="repeat the call")
 
     def _doubt(self, connection: AbstractConnection | None = None) -> None:
         """The server may not be in charge any more: those who come now connect anew. Of connections that
@@ -262,7 +267,8 @@ class Connections:
         self._closed = True
         if self._busy:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), _CLOSE_S)
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._quiet.wait()
         for connection in [*self._idle, *self._busy]:
             await hang_up(connection)
         self._idle.clear()

@@ -63,25 +63,29 @@ class Dialer:
             ) from error
         return one.ssl_context
 
-    def make(self, address: Address, *, patient: bool = False, sentinel: bool = False) -> Any:
-        """A connection that is not open yet; `patient`: it may be silent for ever (a subscriber's)."""
+    @property
+    def answer_s(self) -> float:
+        """How long an answer may take."""
+        own: float | None = self._target.options.get("socket_timeout")
+        return own or (FOUND_ANSWER_S if self._target.service else ANSWER_S)
+
+    def make(self, address: Address, *, sentinel: bool = False) -> Any:
+        """A connection that is not open yet."""
         chosen = dict(self._target.asking if sentinel else self._target.options)
         chosen.setdefault("socket_connect_timeout", _QUESTION_S if sentinel else CONNECT_S)
-        chosen.setdefault("socket_timeout", FOUND_ANSWER_S if self._target.service else ANSWER_S)
-        if patient:
-            chosen["socket_timeout"] = None
+        # Answers are waited for by whoever asks, within `answer_s`: the driver's own way, asyncio.wait_for,
+        # swallows a cancellation that comes as the wait ends (on Python 3.11).
+        chosen["socket_timeout"] = None
         host, port = address
         made = self._kind(host=host, port=port, **chosen, **self._common)
         if self._tls is not None:
             made.ssl_context = self._tls
         return made
 
-    async def dial(
-        self, address: Address, *, patient: bool = False, sentinel: bool = False
-    ) -> AbstractConnection:
+    async def dial(self, address: Address, *, sentinel: bool = False) -> AbstractConnection:
         """An open connection. Raises StorageUnreachable, or StorageRefused where somebody has to change
         something first."""
-        connection: AbstractConnection = self.make(address, patient=patient, sentinel=sentinel)
+        connection: AbstractConnection = self.make(address, sentinel=sentinel)
         try:
             async with asyncio.timeout(connection.socket_connect_timeout):
                 await connection.connect()  # type: ignore[no-untyped-call]

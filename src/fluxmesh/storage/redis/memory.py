@@ -18,6 +18,7 @@ from redis.asyncio.connection import AbstractConnection
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
 from fluxmesh.errors import InvalidOption
+from fluxmesh.storage.redis import dialer
 from fluxmesh.storage.redis.backend import RedisStorage
 from fluxmesh.storage.redis.connection import MOST, Connections
 
@@ -47,10 +48,13 @@ class MemoryConnections(Connections):
         self._set_up(url, MOST)
         self._server = server_of(parts.netloc)
 
-    async def open(self, *, patient: bool = False) -> AbstractConnection:
+    async def open(self) -> AbstractConnection:
         connection: AbstractConnection = FakeAsyncRedisConnection(protocol=2, server=self._server)
         await connection.connect()  # type: ignore[no-untyped-call]
         return connection
+
+    def _answer_s(self) -> float:
+        return dialer.ANSWER_S
 
     async def check(self, namespace: str) -> None:
         self.version = (await self.said())["redis_version"]

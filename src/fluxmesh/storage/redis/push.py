@@ -38,6 +38,7 @@ class Listener:
         self._hearing: asyncio.Task[None] | None = None
         self._pause_s = _AGAIN_S
         self._lock = asyncio.Lock()
+        self._leaving: set[asyncio.Future[None]] = set()
         connections.on_doubt.append(self._move)
 
     async def add(self, channel: str, hear: Hear) -> None:
@@ -47,7 +48,8 @@ class Listener:
             async with asyncio.timeout(_ACK_S + CONNECT_S):
                 await self._subscribe(channel)
         except BaseException as error:
-            self._forget(channel, hear)
+            if self._forget(channel, hear):
+                self._leave_soon(channel)
             if isinstance(error, TimeoutError):
                 where = self._connections.where
                 raise StorageUnreachable(f"{where}: no answer to a subscription", hint="try again") from error
@@ -57,7 +59,7 @@ class Listener:
         async with self._lock:
             self._connections.check_usable()
             if self._reading is None:
-                self._connection = await self._connections.open(patient=True)
+                self._connection = await self._connections.open()
                 self._reading = asyncio.create_task(self._read())
             ack = self._acks.get(channel)
             if ack is None:
@@ -86,6 +88,18 @@ class Listener:
     async def remove(self, channel: str, hear: Hear) -> None:
         async with self._lock:
             if self._forget(channel, hear) and self._acks.pop(channel, None) is not None:
+                await self._send("UNSUBSCRIBE", channel)
+
+    def _leave_soon(self, channel: str) -> None:
+        """Unsubscribe what was given up before it was acknowledged: by a task of its own, since whoever gave
+        it up may have been cancelled."""
+        leaving = asyncio.ensure_future(self._leave(channel))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, channel: str) -> None:
+        async with self._lock:
+            if channel not in self._heard and self._acks.pop(channel, None) is not None:
                 await self._send("UNSUBSCRIBE", channel)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -128,7 +142,7 @@ class Listener:
     async def _connect(self) -> None:
         if self._connection is not None:
             await hang_up(self._connection)
-        self._connection = await self._connections.open(patient=True)
+        self._connection = await self._connections.open()
         for channel in self._acks:
             await self._send("SUBSCRIBE", channel)
 
@@ -146,6 +160,8 @@ class Listener:
             self._acks[channel].set()
 
     async def close(self) -> None:
+        for leaving in list(self._leaving):
+            leaving.cancel()
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()
@@ -181,7 +197,8 @@ class Bells:
         event = self._rung[channel]
         if not event.is_set():
             try:
-                await asyncio.wait_for(event.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await event.wait()
             except TimeoutError:
                 return False
         event.clear()

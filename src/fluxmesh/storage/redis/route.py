@@ -20,7 +20,7 @@ _NODES_MOST: Final = 64
 
 
 class Route(Protocol):
-    async def connect(self, *, patient: bool) -> AbstractConnection:
+    async def connect(self) -> AbstractConnection:
         """A connection to the server in charge. Raises StorageUnreachable, StorageRefused."""
         ...
 
@@ -36,11 +36,11 @@ class FixedRoute:
         self._dialer = dialer
         self._hosts = hosts
 
-    async def connect(self, *, patient: bool) -> AbstractConnection:
+    async def connect(self) -> AbstractConnection:
         failed: list[StorageError] = []
         for host in self._hosts:
             try:
-                return await self._dialer.dial(host, patient=patient)
+                return await self._dialer.dial(host)
             except StorageError as error:
                 failed.append(error)
         raise failed[-1]
@@ -60,10 +60,10 @@ class FoundRoute(ABC):
         self._pause_s = _PAUSE_S
         self._again_at = 0.0
 
-    async def connect(self, *, patient: bool) -> AbstractConnection:
+    async def connect(self) -> AbstractConnection:
         address = await self._looked_up()
         try:
-            return await self._dialer.dial(address, patient=patient)
+            return await self._dialer.dial(address)
         except StorageError as error:
             self._fail(error)
             raise
@@ -170,9 +170,9 @@ class ClusterRoute(FoundRoute):
         self._nodes = list(nodes)
         self._slot = slot
 
-    async def connect(self, *, patient: bool) -> AbstractConnection:
+    async def connect(self) -> AbstractConnection:
         try:
-            return await super().connect(patient=patient)
+            return await super().connect()
         except StorageError:
             self._nodes.append(self._nodes.pop(0))  # ask another one next time: this one may be cut off
             raise

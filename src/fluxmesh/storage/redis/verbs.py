@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from fluxmesh.codec import encode_error
+from fluxmesh.errors import OutcomeUnknown, StorageUnreachable
 from fluxmesh.job import Status
 from fluxmesh.limits import parse_rate
 from fluxmesh.outcome import Counters, Transition
+from fluxmesh.storage.base import BATCH_BYTES
 from fluxmesh.storage.redis.scripts import Scripts, blob
 from fluxmesh.storage.values import (
     PROCESS_GONE,
@@ -76,10 +78,30 @@ def _new(job: NewJob) -> tuple[Any, ...]:
     return first if rest == _NOTHING_MORE else first + rest
 
 
+def _by_size(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    """Stretches of the jobs with payloads of BATCH_BYTES at most, or of one job."""
+    begun = size = 0
+    for at, job in enumerate(jobs):
+        size += len(job.payload)
+        if size > BATCH_BYTES and at > begun:
+            yield jobs[begun:at]
+            begun, size = at, len(job.payload)
+    yield jobs[begun:]
+
+
 async def enqueue(
     scripts: Scripts, jobs: Sequence[NewJob], queue_cap: int, replicas: int = 0
 ) -> list[Enqueued]:
-    answers = await scripts.run("enqueue", queue_cap, list(map(_new, jobs)), replicas=replicas)
+    answers: list[Any] = []
+    for some in _by_size(jobs):
+        try:
+            answers += await scripts.run("enqueue", queue_cap, list(map(_new, some)), replicas=replicas)
+        except StorageUnreachable as error:
+            if not answers:
+                raise
+            raise OutcomeUnknown(
+                f"{error.message}, after a part was stored", hint="repeat the call"
+            ) from error
     return [
         Enqueued(job.id, _CREATED) if answer == 1 else _enqueued(answer)
         for job, answer in zip(jobs, answers, strict=True)
@@ -174,11 +196,13 @@ async def release(scripts: Scripts, worker: WorkerRef, jobs: Sequence[Owned]) ->
 
 
 async def transfer(scripts: Scripts, thief: WorkerRef, jobs: Sequence[Owned]) -> list[ClaimedJob]:
-    return [_claimed(row) for row in await scripts.run("transfer", thief.epoch, _owned(jobs))]
+    return [
+        _claimed(row) for row in await scripts.run("transfer", thief.epoch, _owned(jobs), thief.worker_id)
+    ]
 
 
 async def take_held(scripts: Scripts, worker: WorkerRef, slots: int) -> TakeAnswer:
-    taken, next_held_us = await scripts.run("take_held", worker.epoch, slots)
+    taken, next_held_us = await scripts.run("take_held", worker.epoch, slots, worker.worker_id)
     return TakeAnswer(tuple(map(_claimed, taken)), _seconds(next_held_us))
 
 

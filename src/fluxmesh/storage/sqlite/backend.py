@@ -184,7 +184,8 @@ class SqliteStorage:
         deadline = self._loop.time() + timeout_s
         while (left := deadline - self._loop.time()) > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), min(left, _WAIT_LOOK_S if rung else LOOK_S))
+                async with asyncio.timeout(min(left, _WAIT_LOOK_S if rung else LOOK_S)):
+                    await event.wait()
                 return
             job = await self.get(job_id)
             if job is None or job.ended:

@@ -1,6 +1,7 @@
 -- Who gets what: strict tiers, queues of a tier in turns, arrival order inside a queue. A walk over the ready
 -- jobs and the parking sets of one worker's own tasks; a job met that it may not run is parked on the spot, one
 -- past its time is expired.
+local CLAIM_BYTES = 16 * 1024 * 1024 -- payloads of one answer
 local PARK_CAP, PASSED_OVER_MOST, MAX_HOPS, TAKEABLE_US = 1000, 100, 2, 100000
 local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
 local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
@@ -377,12 +378,18 @@ end
 -- Up to slots jobs given running, then up to extra held. reserve[t] of the slots are kept for tier t - 1.
 local function claim_jobs(c, slots, extra, reserve)
   local running, held, last_held = {}, {}, nil
-  local left, passed_over, lacking = slots, 0, 0
+  local left, passed_over, lacking, bytes = slots, 0, 0, 0
   owe(function() write_takes(c) end)
   for _, n in ipairs(reserve) do
     lacking = lacking + n
   end
   for found in runnable(c, c.me.tiers, slots + extra) do
+    bytes = bytes + #found.v[4]
+    if bytes > CLAIM_BYTES and #running + #held > 0 then
+      c.more, c.left_behind = true, true
+      ready(found.queue, found.tier, found.task)
+      break
+    end
     local own = reserve[found.tier + 1] or 0
     if left > lacking - own then
       running[#running + 1] = take(c, found, true)

@@ -3,8 +3,8 @@
 -- a proof that others may better. Answers 1, or 0 if there is no such record.
 local epoch = int(A[4])
 local me = worker(epoch)
-if not me then
-  return finish(0)
+if not me or me.worker_id ~= A[3] then
+  return finish(0) -- in the second case its epoch was given anew, as in beat
 end
 if A[5] == 'left' and call('EXISTS', K.in_flight(me.worker_id, epoch)) == 0 then
   drop_worker(epoch)

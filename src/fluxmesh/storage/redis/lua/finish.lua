@@ -44,9 +44,10 @@ local function wake()
       if me and not me.fenced and not me.dead_how and not me.command and me.status == 'ready'
         and me.in_tier[note.tier] and me.in_queue[note.queue] and (note.task == '' or knows(me, note.task)) then
         waiting[i] = false
-        left = left - 1
         call('ZREM', K.waiting(), epoch)
-        call('PUBLISH', K.bell(epoch), '')
+        if call('PUBLISH', K.bell(epoch), '') > 0 then
+          left = left - 1 -- else nobody hears it: its process is gone, or connects anew
+        end
       end
     end
   end

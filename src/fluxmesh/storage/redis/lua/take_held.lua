@@ -1,9 +1,9 @@
 -- uses: claim
--- Take jobs that others have held for a while, given running. A[2] = epoch, A[3] = slots. Answers the jobs, and
+-- Take jobs that others have held for a while, given running. A[2] = epoch, A[3] = slots, A[4] = worker id. Answers the jobs, and
 -- the microseconds until the next may be taken.
 local stands, me = standing(A[2])
 local taken = {}
-if stands ~= 'good' or not me.donates or A[3] < 1 then
+if stands ~= 'good' or me.worker_id ~= A[4] or not me.donates or A[3] < 1 then
   return finish({taken, false})
 end
 local c = new_claim(me, 0)

@@ -1,8 +1,9 @@
 -- uses: claim
--- Make held jobs this worker's. A[2] = epoch, A[3] = jobs, each {id, token}. Answers those that are its own now.
+-- Make held jobs this worker's. A[2] = epoch, A[3] = jobs, each {id, token}, A[4] = worker id. Answers those that
+-- are its own now.
 local stands, me = standing(A[2])
 local taken = {}
-if stands ~= 'good' or now - me.beat_at_us > me.lease_us then
+if stands ~= 'good' or me.worker_id ~= A[4] or now - me.beat_at_us > me.lease_us then
   return finish(taken)
 end
 for _, item in ipairs(A[3]) do
