@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta, Struct
 
-from fluxmesh.errors import InvalidOption
+from fluxmesh.errors import InvalidOption, masked
 
 ENV_PREFIX: Final = "FLUXMESH_"
 TEST_PREFIX: Final = "FLUXMESH_TEST_"  # hooks of the test-suite; not settings
@@ -65,6 +65,17 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def beat_every_s(self) -> float:
         return self.lease_s / 3 if self.beat_s is None else self.beat_s
+
+    def __repr__(self) -> str:
+        values = ((name, _telling(name, getattr(self, name))) for name in self.__struct_fields__)
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in values)})"
+
+
+def _telling(name: str, value: Any) -> Any:
+    """A setting's value as it may be told to anybody."""
+    if name == "token" and value is not None:
+        return "***"
+    return masked(value) if name == "url" and isinstance(value, str) else value
 
 
 NAMES: Final = tuple(Settings.__struct_fields__)
@@ -180,7 +191,8 @@ def _convert(name: str, value: Any, source: str) -> Any:
         return getattr(msgspec.convert({name: value}, Settings, strict=False), name)
     except msgspec.ValidationError as error:
         message = str(error).replace("`", "'").split(" - at ")[0]
-        raise InvalidOption(name, f"{value!r} from {source}: {message}", hint=_what_would_do(name)) from None
+        told = f"{_telling(name, value)!r} from {source}"
+        raise InvalidOption(name, f"{told}: {message}", hint=_what_would_do(name)) from None
 
 
 def _what_would_do(name: str) -> str:

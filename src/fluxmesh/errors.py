@@ -32,9 +32,19 @@ Every message says what happened, where, and what to try. `code` is stable and m
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Final
 
 _SHOWN_MOST: Final = 80
+# Up to the last @: a password in which nobody has escaped a / or a ? is hidden as well, and so is one of a URL
+# that lacks a slash or its scheme.
+_PASSWORD: Final = re.compile(r"^((?:[A-Za-z][\w+.-]*:/+)?+[^:@]*:).*@", re.DOTALL)
+_URL_OPTION: Final = re.compile(r"(?<=[?&;])([^=&;#]*)=[^&;#]*")
+# Any other may be a password whose name was mistyped.
+_OPEN_URL_OPTION: Final = re.compile(
+    r"db|username|client_name|socket_(connect_)?timeout|max_connections|sentinel_username"
+    r"|ssl_(ca_certs|ca_path|ca_data|certfile|keyfile|cert_reqs|check_hostname|ciphers)"
+)
 
 
 def shown(value: object) -> str:
@@ -44,6 +54,15 @@ def shown(value: object) -> str:
     except Exception:  # an int of very many digits, or somebody's own __repr__
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN_MOST else f"{text[:_SHOWN_MOST]}…"
+
+
+def masked(url: str) -> str:
+    """The URL without its passwords, for messages."""
+    return _URL_OPTION.sub(_masked_option, _PASSWORD.sub(r"\1***@", url))
+
+
+def _masked_option(match: re.Match[str]) -> str:
+    return match[0] if _OPEN_URL_OPTION.fullmatch(match[1]) else f"{match[1]}=***"
 
 
 class FluxMeshError(Exception):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from fluxmesh.calls import AsyncTask, BoundTask, SubmitOptions, Task, TaskDecorator, TaskOptions, defined
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import Settings, load_settings
-from fluxmesh.errors import AppImportFailed, InvalidOption, UsageError
+from fluxmesh.errors import AppImportFailed, InvalidOption, UsageError, masked
 from fluxmesh.handle import JobHandle, not_found
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import TIERS, Job
@@ -351,7 +351,7 @@ class Queue:
         return make, name
 
     def __repr__(self) -> str:
-        return f"<Queue {self.url} namespace={self.settings.namespace!r}>"
+        return f"<Queue {masked(self.url)} namespace={self.settings.namespace!r}>"
 
 
 class AsyncQueue:

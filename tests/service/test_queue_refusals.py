@@ -376,3 +376,10 @@ def test_a_slip_in_what_only_tasks_have_is_told(queue: Queue, options: dict[str,
     with pytest.raises(InvalidOption) as caught:
         queue.task(**options)(lambda: None)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://:hidden@h/0", "redis://h/0?password=hidden"])
+def test_the_text_of_a_queue_tells_no_password(url: str) -> None:
+    queue = Queue(url)
+    assert "hidden" not in repr(queue) + str(queue) + repr(queue.settings)
+    assert "***" in repr(queue)

@@ -177,3 +177,13 @@ class TestBad:
                 load(tmp_path)
         else:
             assert load(tmp_path) == Settings()
+
+
+def test_the_text_of_settings_tells_no_secret(tmp_path: Path) -> None:
+    settings = load_settings({"url": "redis://:hidden@h/0", "token": "hidden,too"}, environ={}, folder=tmp_path)
+    assert "hidden" not in repr(settings)
+    assert "url='redis://:***@h/0'" in str(settings)
+    assert "lease_s=6.0" in repr(settings)
+    with pytest.raises(InvalidOption) as caught:
+        load_settings({"token": ["hidden"]}, environ={}, folder=tmp_path)
+    assert "hidden" not in str(caught.value)

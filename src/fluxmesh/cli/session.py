@@ -14,9 +14,9 @@ from fluxmesh.cli.nearby import databases_in
 from fluxmesh.cli.parser import Options
 from fluxmesh.cli.run import run_async
 from fluxmesh.config import Settings, load_settings
-from fluxmesh.errors import InvalidOption, StorageMissing
+from fluxmesh.errors import InvalidOption, StorageMissing, masked
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.registry import masked, open_storage, resolved_url
+from fluxmesh.storage.registry import open_storage, resolved_url
 
 CLOSE_WITHIN_S: Final = 5.0
 COMMON: Final = ("url", "namespace", "log_level", "log_format")

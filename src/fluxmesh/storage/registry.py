@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401
 import importlib
 import os
-import re
 import threading
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import DEFAULT_DATABASE, Settings
-from fluxmesh.errors import InvalidOption, StorageRefused
+from fluxmesh.errors import InvalidOption, StorageRefused, masked
 from fluxmesh.storage.base import Storage
 
 BACKENDS: Final[Mapping[str, str]] = {
@@ -30,9 +29,6 @@ BACKENDS: Final[Mapping[str, str]] = {
     "memory": "fluxmesh.storage.redis.memory",
 }
 _FORK_PATIENCE_S: Final = 10.0
-# Up to the last @: a password in which nobody has escaped a / or a ? is hidden as well.
-_PASSWORD: Final = re.compile(r"(?<=://)([^:/?#@]*:).*@")
-_PASSWORD_OPTION: Final = re.compile(r"([?&;][^=&;#]*password=)[^&;#]*", re.IGNORECASE)
 _importing: Final = threading.RLock()
 _taken: list[bool] = []
 
@@ -50,21 +46,23 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
         return f"sqlite:///{DEFAULT_DATABASE}"
     scheme = _scheme_of(url)
     if not scheme and url and "://" not in url:
-        raise InvalidOption("url", f"{url!r} is a path and not a URL", hint=f"write sqlite:///{url}")
+        what = "not a URL" if "@" in url else "a path and not a URL"
+        raise InvalidOption("url", f"{masked(url)!r} is {what}", hint=f"write {_as_url(url)}")
+    if scheme in BACKENDS and "://" not in url:
+        raise InvalidOption("url", f"{masked(url)!r} lacks ://", hint=f"write {scheme}://…")
     if scheme not in BACKENDS:
         known = ", ".join(f"{name}://" for name in BACKENDS)
         raise InvalidOption("url", f"{masked(url)!r}: unknown storage {scheme!r}", hint=f"known: {known}")
     return url
 
 
+def _as_url(text: str) -> str:
+    return "redis://:password@host:6379/0" if "@" in text else f"sqlite:///{text}"
+
+
 def lives_on_loops(url: str) -> bool:
     """True if a storage of this kind is as good on one event loop as on another, and needs no thread."""
     return _scheme_of(url).startswith("redis")
-
-
-def masked(url: str) -> str:
-    """The URL without its passwords, for messages."""
-    return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
 def _scheme_of(url: str) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fluxmesh.errors import InvalidOption
+from fluxmesh.errors import InvalidOption, masked
 from fluxmesh.storage.redis.target import OPTIONS, parse_target
-from fluxmesh.storage.registry import BACKENDS, masked, resolved_url
+from fluxmesh.storage.registry import BACKENDS, resolved_url
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,13 @@ def test_a_url_that_is_not_right_is_told(url: str, said: str) -> None:
         "redis://h/0?password=hidden",
         "redis+sentinel://:hidden@a,b/jobs?sentinel_password=hidden&db=1",
         "rediss://h?ssl_password=hidden&ssl_keyfile=/k.pem",
+        "redis://h?passwort=hidden",
+        "redis://h?db=1&Pass=hidden&client_name=me",
+        "redis:/:hidden@h/0",
+        "redis::hidden@h/0",
+        "redis//:hidden@h/0",
+        "me:hidden@h:6379/0",
+        ":hidden@h:6379",
     ],
 )
 def test_no_message_tells_a_password(url: str) -> None:
@@ -92,6 +99,12 @@ def test_no_message_tells_a_password(url: str) -> None:
         told = str(error)
     assert "***" in told
     assert "hidden" not in told
+
+
+def test_what_is_no_password_stays() -> None:
+    options = "&".join(f"{name}=x" for name in OPTIONS if "password" not in name)
+    for url in (f"rediss://me@[::1]:6379,b/jobs/0?{options}", "sqlite:///a/b@c.db", "redis://h:1/0"):
+        assert masked(url) == url
 
 
 @pytest.mark.parametrize("url", ["redis://[::1", "redis://a]b"])

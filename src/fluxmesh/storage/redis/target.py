@@ -18,8 +18,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from msgspec import Struct
 from redis.asyncio.connection import URL_QUERY_ARGUMENT_PARSERS
 
-from fluxmesh.errors import InvalidOption
-from fluxmesh.storage.registry import masked
+from fluxmesh.errors import InvalidOption, masked
 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379

@@ -20,6 +20,7 @@ from fluxmesh.errors import (
     StorageMissing,
     StorageRefused,
     StorageUnreachable,
+    masked,
 )
 from fluxmesh.storage.sqlite.sqltext import Statements
 
@@ -38,16 +39,16 @@ def path_of(url: str) -> Path:
     rest = url.removeprefix("sqlite://")
     if "?" in rest or "#" in rest:
         raise InvalidOption(
-            "url", f"{url!r}: options after the file's name are not known", hint="sqlite:///tasks.db"
+            "url", f"{masked(url)!r}: options after the file's name are not known", hint="sqlite:///tasks.db"
         )
     if not rest.startswith("/") or len(rest) < 2:
         raise InvalidOption(
-            "url", f"{url!r} names no file", hint="sqlite:///tasks.db or sqlite:////var/lib/tasks.db"
+            "url", f"{masked(url)!r} names no file", hint="sqlite:///tasks.db or sqlite:////var/lib/tasks.db"
         )
     name = unquote(rest[1:])
     if "\0" in name:
         raise InvalidOption(
-            "url", f"{url!r}: a file's name cannot hold a zero byte", hint="sqlite:///tasks.db"
+            "url", f"{masked(url)!r}: a file's name cannot hold a zero byte", hint="sqlite:///tasks.db"
         )
     return Path(os.path.realpath(Path(name).expanduser()))
 
