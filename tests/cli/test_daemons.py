@@ -188,13 +188,24 @@ def test_an_app_without_a_storage_takes_the_one_of_the_flag(url: str, tmp_path: 
         for task, args in (("pid", "[]"), ("file_digest", '["/etc/hostname"]')):
             job_id = submit(url, tmp_path, task, "--args", args)
             assert run("jobs", "wait", job_id, "--url", url, cwd=tmp_path).code == 0
+        (info,) = run("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
+        line = Path(f"/proc/{info['pid']}/cmdline").read_text()
+        assert "fluxmesh.cli.child" in line
+        assert "sqlite:" not in line  # nor a password
         assert running.end() == 0
 
 
-def test_a_flag_that_contradicts_the_app_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("worker",), ("server", "--port", "0")], ids=" ".join)
+@pytest.mark.parametrize("by", ["--url", "FLUXMESH_URL"])
+def test_a_url_that_contradicts_the_app_is_refused(by: str, words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP.format(arguments='db_path="tasks.db"'))
-    line = ("worker", "--app", "app:queue", "--url", "sqlite:///other.db")
-    run(*line, cwd=tmp_path).refused(2, "tasks.db", "other.db", "hint: ")
+    line, env = [*words, "--app", "app:queue"], {}
+    if by == "--url":
+        line += [by, "sqlite:///other.db"]
+    else:
+        env[by] = "sqlite:///other.db"
+    done = run(*line, cwd=tmp_path, env=env)
+    done.refused(2, "tasks.db", "other.db", f"error: {by}: ", "hint: ")
     assert not list(tmp_path.glob("*.db"))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,11 +15,12 @@ import msgspec
 from fluxmesh.cli import output
 from fluxmesh.cli.parser import Options
 from fluxmesh.cli.session import described
-from fluxmesh.config import Settings
+from fluxmesh.config import ENV_PREFIX, Settings
 from fluxmesh.errors import AppImportFailed, InvalidOption
 from fluxmesh.worker.child_process import REPORT_FLAG
 from fluxmesh.worker.deaths import how_ended
 
+URL_VARIABLE: Final = f"{ENV_PREFIX}URL"
 IMPORT_MOST_S: Final = 300.0
 IMPORT_SLOW_S: Final = 5.0
 SLOW_HINT: Final = 'hint: what submits jobs or waits for them belongs under `if __name__ == "__main__":`'
@@ -33,10 +34,12 @@ class AppReport(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
 
-def describe_app(app: str, argv: Sequence[str], options: Options) -> tuple[Settings, str]:
+def describe_app(
+    app: str, argv: Sequence[str], environ: Mapping[str, str] | None, options: Options
+) -> tuple[Settings, str]:
     """The settings and the storage of the app's Queue. Raises what its import raised, or InvalidOption if
-    --url names another storage than the app does."""
-    code, text = _ask(app, [*argv, "--app", app, "--describe"])
+    --url or FLUXMESH_URL names another storage than the app does."""
+    code, text = _ask(app, [*argv, "--app", app, "--describe"], environ)
     if code in (2, 3):
         raise SystemExit(code)  # the child has said why
     try:
@@ -46,21 +49,26 @@ def describe_app(app: str, argv: Sequence[str], options: Options) -> tuple[Setti
             f"--app {app}: the process that imported it ended without a word ({how_ended(code)})",
             hint=f"try `python -c 'import {app.partition(':')[0]}'`",
         ) from None
-    flag = getattr(options, "url", None)
-    if flag is not None and described(flag) != described(report.url):
-        raise InvalidOption(
-            "--url",
-            f"{described(flag)} is not the storage that the app names, {described(report.url)}",
-            hint="leave --url out, or write Queue() without a storage in the app",
-        )
+    _refuse_another(options, report.url)
     return msgspec.convert(report.settings, Settings), report.url
 
 
-def _ask(app: str, argv: Sequence[str]) -> tuple[int, bytes]:
+def _refuse_another(options: Options, url: str) -> None:
+    flag = getattr(options, "url", None)
+    name, said = ("--url", flag) if flag is not None else (URL_VARIABLE, os.environ.get(URL_VARIABLE))
+    if said is not None and described(said) != described(url):
+        raise InvalidOption(
+            name,
+            f"{described(said)} is not the storage that the app names, {described(url)}",
+            hint=f"leave {name} out, or write Queue() without a storage in the app",
+        )
+
+
+def _ask(app: str, argv: Sequence[str], environ: Mapping[str, str] | None) -> tuple[int, bytes]:
     reader, writer = os.pipe()
     try:
         child = subprocess.Popen(
-            [*argv, REPORT_FLAG, str(writer)], stdin=subprocess.DEVNULL, pass_fds=(writer,)
+            [*argv, REPORT_FLAG, str(writer)], stdin=subprocess.DEVNULL, pass_fds=(writer,), env=environ
         )
     except BaseException:
         os.close(reader)

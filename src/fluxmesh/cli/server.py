@@ -16,7 +16,7 @@ from fluxmesh.cli.reload import add_reload_options, run_reloading
 from fluxmesh.cli.run import end_by_signal, on_end_of_file
 from fluxmesh.cli.serving import add_serving_options, serving_of
 from fluxmesh.cli.session import announce, opener, say_storage, settings_of
-from fluxmesh.cli.worker import child_argv, child_flags, settings_of_app
+from fluxmesh.cli.worker import child_argv, child_environ, child_flags, settings_of_app
 from fluxmesh.clock import system_clock
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, InvalidOption
@@ -146,7 +146,8 @@ def _children(options: Options, settings: Settings) -> tuple[ChildSpec, ...]:
         return ()
     serving = serving_of(options, settings.concurrency)
     name = default_worker_id() if options.id is None else checked_name("--id", options.id, queue=True)
-    return (ChildSpec(name, child_argv(name, child_flags(options, settings, serving))),)
+    argv = child_argv(name, child_flags(options, settings, serving))
+    return (ChildSpec(name, argv, child_environ(options)),)
 
 
 async def _serve(plan: _Plan, listening: socket.socket) -> int:

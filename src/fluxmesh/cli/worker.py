@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from fluxmesh.cli.app import describe_app
+from fluxmesh.cli.app import URL_VARIABLE, describe_app
 from fluxmesh.cli.parser import Options, Parser, count, examples
 from fluxmesh.cli.run import end_by_signal, on_end_of_file
 from fluxmesh.cli.serving import Serving, add_serving_options, as_flags, serving_of
@@ -68,15 +69,14 @@ def _run(options: Options) -> int:
     )
     configure_logs(settings.log_level, settings.log_format)
     flags = child_flags(options, settings, serving)
-    children = [ChildSpec(name, child_argv(name, flags)) for name in names]
+    children = [ChildSpec(name, child_argv(name, flags), child_environ(options)) for name in names]
     return asyncio.run(_supervise(settings, children, stop_at_eof=options.stop_at_eof))
 
 
 def settings_of_app(options: Options, settings: Settings) -> Settings:
     """Those of the app's Queue, which stand above flags; the flags of this command's own above them."""
-    settings_of_queue, url = describe_app(
-        settings.app or "", child_argv(None, common_flags(options)), options
-    )
+    argv = child_argv(None, common_flags(options))
+    settings_of_queue, url = describe_app(settings.app or "", argv, child_environ(options), options)
     refuse_memory(url)
     own = {
         name: value for name in ("concurrency", "grace_s") if (value := getattr(options, name)) is not None
@@ -89,12 +89,18 @@ def child_ids(worker_id: str, processes: int | None) -> list[str]:
 
 
 def common_flags(options: Options) -> list[str]:
-    """The flags of every command, for a child."""
+    """The flags of every command, for a child; `child_environ` has --url."""
     flags: list[str] = []
     for name, value in overrides(options).items():
-        if value is not None:
+        if value is not None and name != "url":
             flags += [f"--{name.replace('_', '-')}", value]
     return flags
+
+
+def child_environ(options: Options) -> dict[str, str] | None:
+    """With the URL, whose password everybody could read off the list of processes. None: ours will do."""
+    url = overrides(options)["url"]
+    return None if url is None else {**os.environ, URL_VARIABLE: url}
 
 
 def child_flags(options: Options, settings: Settings, serving: Serving) -> list[str]:

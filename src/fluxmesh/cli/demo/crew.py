@@ -74,10 +74,11 @@ class Crew:
 @contextlib.asynccontextmanager
 async def crew(url: str, namespace: str, queue: str, name: str, folder: Path) -> AsyncIterator[Crew]:
     """The workers, started; stopped at the end whatever happens."""
-    argv = [sys.executable, "-m", "fluxmesh.cli", "worker", "--url", url, "--namespace", namespace]
+    argv = [sys.executable, "-m", "fluxmesh.cli", "worker", "--namespace", namespace]
     argv += ["--queues", queue, "--processes", str(PROCESSES), "--concurrency", str(CONCURRENCY)]
     argv += ["--id", name, "--builtins", "--stop-at-eof"]
     ours = {key: value for key, value in os.environ.items() if not _is_setting(key)}
+    ours[f"{ENV_PREFIX}URL"] = url  # it may hold a password, which everybody can read off a command line
     log = folder / "workers.log"
     with log.open("wb") as written:
         # The folder is the demo's own, so that no fluxmesh.toml of the user's steers these workers.
