@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tests.cli.harness import FLUXMESH, environment, make_database, run, submit
+from tests.cli.harness import FLUXMESH, Running, environment, make_database, run, submit
 from tests.redis_server import Server
 
 ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
@@ -164,6 +164,42 @@ def test_a_read_only_database_takes_no_job(tmp_path: Path) -> None:
     (tmp_path / "jobs.db").chmod(0o444)
     for words in (("submit", "--task", "t"), ("queues", "pause", "q"), ("worker",)):
         run(*words, "--url", url, cwd=tmp_path, powerless=True).refused(4, "jobs.db", "hint: ")
+
+
+@pytest.mark.parametrize("words", [("jobs", "list"), *DAEMONS[:3], ("demo",), ("doctor",)], ids=" ".join)
+def test_a_folder_that_may_not_be_entered_is_4(words: tuple[str, ...], tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    url = make_database(locked / "jobs.db")
+    locked.chmod(0)
+    try:
+        done = run(*words, "--url", url, cwd=tmp_path, powerless=True)
+    finally:
+        locked.chmod(0o700)
+    assert done.code == 4, done
+    assert "Traceback" not in done.err
+    assert "Permission denied" in done.out + done.err
+    assert f"may not enter the folder {locked}" in done.err
+
+
+def test_a_file_whose_own_mode_forbids_it_is_told_as_such(tmp_path: Path) -> None:
+    url = make_database(tmp_path / "jobs.db")
+    (tmp_path / "jobs.db").chmod(0)
+    run("worker", "--url", url, cwd=tmp_path, powerless=True).refused(4, "file's own mode", "chmod u+rw")
+
+
+def test_who_only_reads_makes_no_database_of_an_empty_file(tmp_path: Path, call: Call) -> None:
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for words in ONE_SHOTS:
+        call(*words, "--url", f"sqlite:///{empty}", cwd=tmp_path).refused(4, "an empty file", "hint: ")
+    assert call("doctor", "--url", f"sqlite:///{empty}", cwd=tmp_path).code == 4
+    assert empty.stat().st_size == 0
+    assert list(tmp_path.iterdir()) == [empty]
+    with Running("scheduler", "--url", f"sqlite:///{empty}", cwd=tmp_path) as running:
+        running.until("scheduler started")
+        assert running.end() == 0
+    assert call("jobs", "list", "--url", f"sqlite:///{empty}", cwd=tmp_path).code == 0
 
 
 # -- streams -------------------------------------------------------------------------------------------

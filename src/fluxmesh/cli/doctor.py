@@ -128,7 +128,7 @@ def file_checks(url: str) -> Iterator[Check]:
     if scheme != "sqlite":
         return
     path = Path(path_text)
-    if not path.exists():
+    if not os.path.exists(path):  # False, too, in a folder that may not be entered
         return
     yield permission_check(path)
     yield space_check(shutil.disk_usage(path.parent).free)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import shutil
 import sys
@@ -88,7 +89,7 @@ def _scene(options: Options) -> Iterator[tuple[Scene, list[int]]]:
         settings = load_settings({**overrides(options), "url": url})
         settings = msgspec.structs.replace(settings, app=None)
         # A database that was there before may have a queue of that name with something else in it.
-        queue = f"demo-{new_nonce()[:4]}" if database.exists() else "demo"
+        queue = f"demo-{new_nonce()[:4]}" if os.path.exists(database) else "demo"
         yield Scene(settings, url, database, folder, queue), ended
     finally:
         if not (ended and temporary and options.keep):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,13 +95,11 @@ def told(error: Exception, path: Path, *, after_commit_began: bool = False) -> S
     if isinstance(error, apsw.FullError):
         return StorageUnreachable(f"{path}: the disk is full", hint="free some space; nothing was stored")
     if isinstance(error, apsw.ReadOnlyError):
-        return StorageUnreachable(
-            f"{path} cannot be written to", hint="check the owner and mode of file and folder"
-        )
+        hint = barred(path) or "check the owner and mode of file and folder"
+        return StorageUnreachable(f"{path} cannot be written to", hint=hint)
     if isinstance(error, apsw.CantOpenError):
-        return StorageUnreachable(
-            f"{path} cannot be opened", hint="check that the folder exists and may be written to"
-        )
+        hint = barred(path) or "check that the folder exists and may be written to"
+        return StorageUnreachable(f"{path} cannot be opened", hint=hint)
     if isinstance(error, apsw.NotADBError | apsw.CorruptError):
         return StorageRefused(f"{path} is not a sound SQLite database: {text}", hint="name another file")
     return StorageUnreachable(f"{path}: {text}", hint="see `fluxmesh doctor`")
@@ -144,18 +143,49 @@ def connect(
     return db
 
 
+def barred(path: Path) -> str:
+    """What of the modes of file and folders keeps this process out, and what to do; "" if nothing does."""
+    as_owner = "or run this as its owner"
+    for folder in reversed(path.parents):
+        if os.path.isdir(folder) and not os.access(folder, os.X_OK):
+            return f"this user may not enter the folder {folder}: chmod or chown it, {as_owner}"
+    if os.path.isfile(path) and not os.access(path, os.R_OK | os.W_OK):
+        return f"the file's own mode keeps this user out: chmod u+rw or chown {path}, {as_owner}"
+    if os.path.isdir(path.parent) and not os.access(path.parent, os.W_OK):
+        return (
+            f"SQLite keeps files beside the database, and this user may not write to the folder {path.parent}: "
+            f"chmod or chown it, {as_owner}"
+        )
+    return ""
+
+
+def _seen(path: Path) -> os.stat_result | None:
+    """None: it is not there."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageUnreachable(
+            f"{path} cannot be opened: {error.strerror}", hint=barred(path) or "name another file"
+        ) from None
+
+
 def check_present(path: Path, *, create: bool) -> None:
     """StorageMissing unless the file is there or may be created; the network is refused either way."""
     refuse_network_file_system(path, file_system(path))
-    if path.is_dir():
+    there = _seen(path)
+    if there is not None and stat.S_ISDIR(there.st_mode):
         raise StorageUnreachable(f"{path} is a folder", hint="name a file in it")
     if create:
-        if not path.parent.is_dir():
+        folder = _seen(path.parent)
+        if folder is None or not stat.S_ISDIR(folder.st_mode):
             raise StorageUnreachable(f"the folder {path.parent} does not exist", hint="create it first")
-    elif not path.exists():
+    elif there is None or not there.st_size:
+        # SQLite would make a database of an empty file, and who only reads must make none.
+        what = "there is no database" if there is None else "no database yet, but an empty file:"
         raise StorageMissing(
-            f"there is no database {path}",
-            hint="start a worker there, or name another with --url or FLUXMESH_URL",
+            f"{what} {path}", hint="start a worker there, or name another with --url or FLUXMESH_URL"
         )
 
 
