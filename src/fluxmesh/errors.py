@@ -12,6 +12,7 @@ FluxMeshError
 │   ├── StorageUnreachable     nobody answers, or the file cannot be opened (503, exit 4)
 │   ├── StorageMissing         no database where one was named (exit 4)
 │   ├── StorageRefused         a foreign or newer schema, a network file system
+│   │   ├── StorageDamaged      the file is not sound: trying again mends nothing (exit 4)
 │   │   └── StorageLoginRefused  it wants another user or password, or allows this one too little (exit 5)
 │   └── OutcomeUnknown         the request may or may not have been applied; safe to repeat
 ├── NotAuthorised              a request without a token that the server knows (401, exit 5)
@@ -36,8 +37,8 @@ import re
 from typing import ClassVar, Final
 
 _SHOWN_MOST: Final = 80
-# Up to the last @: a password in which nobody has escaped a / or a ? is hidden as well, and so is one of a URL
-# that lacks a slash or its scheme.
+# Up to the last @: a password in which nobody has escaped a / or a ? is hidden as well, and so is one of a
+# URL that lacks a slash or its scheme.
 _PASSWORD: Final = re.compile(r"^((?:[A-Za-z][\w+.-]*:/+)?+[^:@]*:).*@", re.DOTALL)
 _URL_OPTION: Final = re.compile(r"(?<=[?&;])([^=&;#]*)=[^&;#]*")
 # Any other may be a password whose name was mistyped.
@@ -137,6 +138,12 @@ class StorageMissing(StorageError):
 
 class StorageRefused(StorageError):
     code = "storage_refused"
+
+
+class StorageDamaged(StorageRefused):
+    """What is stored cannot be read as what it should be. Whoever meets it need not try again."""
+
+    code = "storage_damaged"
 
 
 class StorageLoginRefused(StorageRefused):

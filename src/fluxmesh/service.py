@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
-from fluxmesh.errors import FluxMeshError
+from fluxmesh.errors import FluxMeshError, StorageDamaged, StorageError
 from fluxmesh.obs.log import Logger, get_logger
 
 FIRST_PAUSE_S: Final = 0.1
@@ -32,7 +33,8 @@ class Service(ABC):
 
     `interval_s` is the rest between rounds, times U(1 - jitter, 1 + jitter), unless a round answers
     otherwise. A round longer than `round_limit_s` is cancelled and counts as failed (None: the round
-    bounds itself). Not thread-safe: from another thread, `loop.call_soon_threadsafe(service.wake)`.
+    bounds itself). A round that meets a damaged storage is the last one, if `on_damage` is there to hear of
+    it. Not thread-safe: from another thread, `loop.call_soon_threadsafe(service.wake)`.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Service(ABC):
         jitter: float = 0.1,
         round_limit_s: float | None = 30.0,
         rng: random.Random | None = None,
+        on_damage: Callable[[StorageDamaged], object] | None = None,
     ) -> None:
         self.name = name
         self.interval_s = interval_s
@@ -50,6 +53,7 @@ class Service(ABC):
         self._jitter = jitter
         self._round_limit_s = round_limit_s
         self._rng = rng or random.Random()
+        self._on_damage = on_damage
         self._log: Logger = get_logger(name)
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -135,7 +139,11 @@ class Service(ABC):
     def _failed(self, error: BaseException) -> float:
         self.failures += 1
         pause_s = pause_after_s(self.failures, self._rng)
-        expected = isinstance(error, FluxMeshError) and error.retryable
+        if self._on_damage is not None and isinstance(error, StorageDamaged):
+            self.request_stop()
+            self._on_damage(error)
+            return pause_s
+        expected = isinstance(error, StorageError) or (isinstance(error, FluxMeshError) and error.retryable)
         self._log.warning(
             "service round failed",
             service=self.name,

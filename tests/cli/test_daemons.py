@@ -266,3 +266,33 @@ def test_children_end_when_their_supervisor_is_killed(url: str, tmp_path: Path) 
             assert select.select([handle], [], [], 20)[0]
             os.close(handle)
         assert run("workers", "--url", url, "--json", cwd=tmp_path).document["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "ready"),
+    [(("worker",), "worker ready"), (("scheduler",), "scheduler started")],
+    ids=["worker", "scheduler"],
+)
+def test_a_database_that_is_damaged_ends_a_daemon_with_4(
+    words: tuple[str, ...], ready: str, tmp_path: Path
+) -> None:
+    url = make_database(tmp_path / "jobs.db")
+    with Running(*words, "--url", url, cwd=tmp_path) as running:
+        running.until(ready)
+        for name in ("jobs.db", "jobs.db-wal"):
+            if not (tmp_path / name).exists():
+                continue
+            with (tmp_path / name).open("r+b") as file:
+                size = len(file.read())
+                file.seek(100)
+                file.write(b"\xa5" * (size - 100))
+        assert running.wait() == 4
+    assert "error: " in running.err
+    assert "is not a sound SQLite database" in running.err
+    assert "hint: restore a copy" in running.err
+    assert "Traceback" not in running.err
+    assert running.err.count("worker ready") <= 1
+    told = run("doctor", "--url", url, cwd=tmp_path)
+    assert told.code == 4
+    assert "sound enough" not in told.out
+    assert "restore a copy" in told.err

@@ -138,7 +138,7 @@ def test_a_read_only_database_is_told_as_such() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("StorageUnreachable")
     assert "tasks.db" in done.stdout
-    assert "check" in done.stdout  # what to try
+    assert "chmod" in done.stdout  # what to try
 
 
 FULL = """

@@ -180,7 +180,9 @@ class TestBad:
 
 
 def test_the_text_of_settings_tells_no_secret(tmp_path: Path) -> None:
-    settings = load_settings({"url": "redis://:hidden@h/0", "token": "hidden,too"}, environ={}, folder=tmp_path)
+    settings = load_settings(
+        {"url": "redis://:hidden@h/0", "token": "hidden,too"}, environ={}, folder=tmp_path
+    )
     assert "hidden" not in repr(settings)
     assert "url='redis://:***@h/0'" in str(settings)
     assert "lease_s=6.0" in repr(settings)

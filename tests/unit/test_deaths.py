@@ -54,3 +54,10 @@ def test_a_status_of_0_is_a_planned_end_only_if_the_worker_said_so(said_so: bool
 def test_restarts_back_off_from_at_once_to_a_bound() -> None:
     assert [restart_delay_s(failures) for failures in range(1, 10)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
     assert restart_delay_s(1_000_000) == LONGEST_DELAY_S
+
+
+def test_a_child_that_no_other_would_fare_better_than_ends_the_worker() -> None:
+    for was_ready in (True, False):
+        step = next_step(4, was_ready=was_ready, stopping=False, said_so=False, hopeless=True)
+        assert step is Next.GIVE_UP
+    assert next_step(4, was_ready=True, stopping=True, said_so=False, hopeless=True) is Next.LEAVE

@@ -23,6 +23,7 @@ from fluxmesh.cli.serving import Serving, add_serving_options, serving_of
 from fluxmesh.cli.session import opener, overrides, refuse_memory, settings_of
 from fluxmesh.clock import system_clock
 from fluxmesh.config import ENV_PREFIX, Settings
+from fluxmesh.errors import StorageDamaged
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.child_process import REPORT_FLAG
 from fluxmesh.worker.deaths import EXIT_FENCED, EXIT_HURRIED, EXIT_RETIRED, EXIT_STOPPED
@@ -174,6 +175,9 @@ async def _serve(
         reports.tell({"ready": True})
         end = await worker.wait()
         reports.tell({"ended": True, "left_running": worker.left_running})
+    except StorageDamaged:
+        reports.tell({"hopeless": True})
+        raise
     finally:
         signals.remove()
         loop.remove_reader(stdin)

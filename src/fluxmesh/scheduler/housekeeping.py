@@ -13,7 +13,7 @@ import os
 import random
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,6 +21,7 @@ import msgspec
 from fluxmesh.clock import Clock
 from fluxmesh.codec import decode_options
 from fluxmesh.config import Settings
+from fluxmesh.errors import StorageDamaged
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import JobError, JobOptions, Outcome
 from fluxmesh.outcome import MAX_DELAY_S, End, decide
@@ -110,8 +111,10 @@ class Housekeeper(Service):
         registry: TaskRegistry | None = None,
         *,
         on_time_s: float | None = None,
+        on_damage: Callable[[StorageDamaged], object] | None = None,
     ) -> None:
-        super().__init__("housekeeping", interval_s=min(WATCH_S, settings.reap_s / 2), rng=rng)
+        interval_s = min(WATCH_S, settings.reap_s / 2)
+        super().__init__("housekeeping", interval_s=interval_s, rng=rng, on_damage=on_damage)
         self.leading = False
         self._storage = storage
         self._settings = settings

@@ -9,6 +9,7 @@ from typing import Final
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
+from fluxmesh.errors import StorageDamaged
 from fluxmesh.obs.log import get_logger
 from fluxmesh.scheduler.housekeeping import Housekeeper
 from fluxmesh.storage.base import Storage
@@ -34,11 +35,20 @@ async def run_scheduler(
     """Housekeep until SIGTERM or SIGINT. Answers the exit code: 0, or 1 after a second signal.
 
     `interval_s` is the longest rest while no due instant is known. Raises what opening the storage raises;
-    an outage later is waited out. Runs on the main thread: it takes over the two signals meanwhile.
+    an outage later is waited out, a damaged storage raised as well. Runs on the main thread: it takes over
+    the two signals meanwhile.
     """
     storage = await open_storage(False)
-    housekeeper = Housekeeper(storage, settings, clock, random.Random(), registry, on_time_s=interval_s)
     told, hurried = asyncio.Event(), asyncio.Event()
+    damage: list[StorageDamaged] = []
+
+    def end(error: StorageDamaged) -> None:
+        damage.append(error)
+        told.set()
+
+    housekeeper = Housekeeper(
+        storage, settings, clock, random.Random(), registry, on_time_s=interval_s, on_damage=end
+    )
     signals = StopSignals(told.set, hurried.set, gap_s=0.0)
     signals.install()
     try:
@@ -50,6 +60,8 @@ async def run_scheduler(
         signals.remove()
         await _close(storage, HURRIED_CLOSE_S if hurried.is_set() else CLOSE_S)
     _log.info("scheduler stopped")
+    if damage:
+        raise damage[0]
     return 1 if hurried.is_set() else 0
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from fluxmesh.clock import Clock
-from fluxmesh.errors import FluxMeshError
+from fluxmesh.errors import FluxMeshError, StorageDamaged
 from fluxmesh.obs.log import get_logger
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import BeatAnswer, Owned, Standing, WorkerRef, WorkerView
@@ -183,6 +183,8 @@ class Beater:
         try:
             answer = await storage.beat(self._worker, owned, self._view())
         except FluxMeshError as error:
+            if isinstance(error, StorageDamaged):
+                self._tell(self._on_failure, error)  # once is enough: the first failure is kept
             self._failures += 1
             if self._failures == 1:
                 _log.warning("storage does not answer", verb="beat", error=str(error))

@@ -3,7 +3,8 @@
 * Its standard input never carries a byte: its end of file tells the child that the supervisor is gone.
 * `--report-fd N` (appended to its arguments) takes JSON lines from the child: {"epoch": 17} when it has
   registered, {"ready": true} when it takes jobs, {"ended": true, "left_running": N} when its worker has come
-  to its end, but for so many bodies, which end with the process.
+  to its end, but for so many bodies, which end with the process, {"hopeless": true} when it ends by what no
+  other child would fare better with.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ class Report(Struct, frozen=True):
     ready: bool = False
     ended: bool = False
     left_running: int = 0
+    hopeless: bool = False
 
 
 _decode = msgspec.json.Decoder(Report).decode
 
 
 class ChildProcess:
-    """A running child. `epoch`, `ready`, `ended`, `left_running` are what it has reported; final once `wait`
-    is over."""
+    """A running child. `epoch`, `ready`, `ended`, `left_running`, `hopeless` are what it has reported; final
+    once `wait` is over."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class ChildProcess:
         self.ready = False
         self.ended = False
         self.left_running = 0
+        self.hopeless = False
         self._process = process
         self._stdin_fd = stdin_fd
         self._report_fd = report_fd
@@ -141,6 +144,7 @@ class ChildProcess:
             self.ready = True
             self._on_ready()
         self.ended = self.ended or report.ended
+        self.hopeless = self.hopeless or report.hopeless
         self.left_running = report.left_running or self.left_running
 
 

@@ -45,14 +45,15 @@ def how_ended(code: int) -> str:
     return f"exit status {code}"
 
 
-def next_step(code: int, *, was_ready: bool, stopping: bool, said_so: bool) -> Next:
+def next_step(code: int, *, was_ready: bool, stopping: bool, said_so: bool, hopeless: bool = False) -> Next:
     """What follows the end of a child. `was_ready`: some child in this place has worked before. `said_so`: it
-    reported its end, so that a status of 0 is its own; a body may end the process with any status."""
+    reported its end, so that a status of 0 is its own; a body may end the process with any status.
+    `hopeless`: it reported that no other would fare better."""
     if stopping or (code == EXIT_STOPPED and said_so):
         return Next.LEAVE
     if code == EXIT_RETIRED:
         return Next.REPLACE
-    if code in _HOPELESS and not was_ready:
+    if hopeless or (code in _HOPELESS and not was_ready):
         return Next.GIVE_UP
     return Next.RESTART
 

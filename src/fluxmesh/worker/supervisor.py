@@ -199,7 +199,13 @@ class Supervisor:
             self._reporter.report(WorkerRef(place.spec.worker_id, child.epoch), how)
         say = place.log.info if drained or by_us else place.log.warning
         say("worker ended", pid=child.pid, epoch=child.epoch, how=how)
-        step = next_step(code, was_ready=place.was_ready, stopping=stopping, said_so=child.ended)
+        step = next_step(
+            code,
+            was_ready=place.was_ready,
+            stopping=stopping,
+            said_so=child.ended,
+            hopeless=child.hopeless,
+        )
         if step is Next.GIVE_UP:
             self._exit_code = code
             self.stop()

@@ -230,7 +230,14 @@ class Worker:
             on_failure=self._on_failure,
             observer=self._observer,
         )
-        self._housekeeper = Housekeeper(self._storage, self._settings, self._clock, self._rng, self._registry)
+        self._housekeeper = Housekeeper(
+            self._storage,
+            self._settings,
+            self._clock,
+            self._rng,
+            self._registry,
+            on_damage=self._on_failure,
+        )
 
     # -- what the parts report ---------------------------------------------------------------------------
     def _on_report(self, report: BeatReport) -> None:

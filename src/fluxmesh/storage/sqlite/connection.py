@@ -17,6 +17,7 @@ from fluxmesh.clock import system_clock
 from fluxmesh.errors import (
     InvalidOption,
     OutcomeUnknown,
+    StorageDamaged,
     StorageError,
     StorageMissing,
     StorageRefused,
@@ -101,7 +102,10 @@ def told(error: Exception, path: Path, *, after_commit_began: bool = False) -> S
         hint = barred(path) or "check that the folder exists and may be written to"
         return StorageUnreachable(f"{path} cannot be opened", hint=hint)
     if isinstance(error, apsw.NotADBError | apsw.CorruptError):
-        return StorageRefused(f"{path} is not a sound SQLite database: {text}", hint="name another file")
+        hint = "restore a copy of it, or move it away with the files beside it"
+        if isinstance(error, apsw.NotADBError):
+            hint += "; name another file if this was never FluxMesh's"
+        return StorageDamaged(f"{path} is not a sound SQLite database: {text}", hint=hint)
     return StorageUnreachable(f"{path}: {text}", hint="see `fluxmesh doctor`")
 
 
@@ -153,8 +157,8 @@ def barred(path: Path) -> str:
         return f"the file's own mode keeps this user out: chmod u+rw or chown {path}, {as_owner}"
     if os.path.isdir(path.parent) and not os.access(path.parent, os.W_OK):
         return (
-            f"SQLite keeps files beside the database, and this user may not write to the folder {path.parent}: "
-            f"chmod or chown it, {as_owner}"
+            f"SQLite keeps files beside the database, and this user may not write to the folder "
+            f"{path.parent}: chmod or chown it, {as_owner}"
         )
     return ""
 
