@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from fluxmesh.config import NAMES
 from tests.cli.conftest import Call
-from tests.cli.harness import make_database, run, submit
+from tests.cli.harness import PATIENCE_S, make_database, run, show, submit
+from tests.redis_server import Server
 
 WORKER_FIELDS = {
     "worker_id", "epoch", "hostname", "pid", "queues", "status", "capacity", "running", "last_heartbeat",
@@ -49,8 +52,10 @@ def test_workers_are_listed(served: str, tmp_path: Path) -> None:
 # -- doctor --------------------------------------------------------------------------------------------
 
 
-def findings(url: str, cwd: Path, *, powerless: bool = False) -> tuple[int, dict[str, dict[str, str]]]:
-    done = run("doctor", "--url", url, "--json", cwd=cwd, powerless=powerless)
+def findings(
+    url: str, cwd: Path, *, powerless: bool = False, env: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, dict[str, str]]]:
+    done = run("doctor", "--url", url, "--json", cwd=cwd, powerless=powerless, env=env)
     assert "Traceback" not in done.err
     document = done.document
     assert document["ok"] is all(check["status"] != "fail" for check in document["checks"])
@@ -78,6 +83,43 @@ def test_doctor_finds_jobs_in_a_paused_queue(url: str, tmp_path: Path) -> None:
     submit(url, tmp_path, "t", "--queue", "mail")
     run("queues", "pause", "mail", "--url", url, cwd=tmp_path)
     assert "`fluxmesh queues resume mail`" in run("doctor", "--url", url, cwd=tmp_path).err
+
+
+def test_doctor_finds_a_job_whose_task_no_worker_has(served: str, tmp_path: Path) -> None:
+    job_id = submit(served, tmp_path, "nobody.has_it")
+    until = time.monotonic() + PATIENCE_S
+    while show(served, tmp_path, job_id)["waiting_for"] is None:
+        assert time.monotonic() < until
+    _, checks = findings(served, tmp_path)
+    assert checks["queues"]["status"] == "warn"
+    assert "nobody.has_it" in checks["queues"]["message"]
+
+
+def test_doctor_counts_one_job_as_one(url: str, tmp_path: Path) -> None:
+    submit(url, tmp_path, "t")
+    assert findings(url, tmp_path)[1]["workers"]["message"] == "0 alive, 1 job waits"
+
+
+def test_doctor_tells_what_a_redis_keeps(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    server = Server(tmp_path_factory.mktemp("redis"))
+    try:
+        code, checks = findings(server.url(), tmp_path, env={"FLUXMESH_WAIT_REPLICAS": "1"})
+        assert code == 0
+        assert checks["kept jobs"]["status"] == "warn"
+        assert "a restart of the server loses every job" in checks["kept jobs"]["message"]
+        assert "appendonly yes" in checks["kept jobs"]["hint"]
+        assert checks["replicas"]["status"] == "warn"
+        assert "0 connected, wait_replicas is 1" in checks["replicas"]["message"]
+        assert not {"schema", "file system", "permissions"} & checks.keys()
+        with server.client() as client:
+            client.config_set("save", "3600 1")
+            _, checks = findings(server.url(), tmp_path)
+            assert (checks["kept jobs"]["status"], "replicas" in checks) == ("ok", False)
+            client.config_set("save", "")
+            client.config_set("appendonly", "yes")
+            assert "append-only" in findings(server.url(), tmp_path)[1]["kept jobs"]["message"]
+    finally:
+        server.stop()
 
 
 def test_doctor_warns_where_nobody_works(url: str, tmp_path: Path) -> None:

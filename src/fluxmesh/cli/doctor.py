@@ -24,13 +24,17 @@ from fluxmesh.config import Settings
 from fluxmesh.errors import StorageError
 from fluxmesh.events import Event
 from fluxmesh.ids import new_nonce
+from fluxmesh.job import Status
+from fluxmesh.query import Query
 from fluxmesh.storage.base import Storage
+from fluxmesh.storage.records import NO_WORKER
 from fluxmesh.storage.values import QueueStats, StorageInfo, WorkerInfo
 
 OLDEST_PYTHON: Final = (3, 11)
 SQLITE_WANTED: Final = (3, 51, 3)  # older ones have the WAL-reset bug, which can corrupt a database
 SPACE_WARN_BYTES: Final = 1 << 30
 SPACE_FAIL_BYTES: Final = 100 << 20
+LOOKED_AT: Final = 100
 ANSWER_S: Final = 2.0
 _RELEASED_US: Final = 1_735_689_600 * US  # 2025-01-01: a clock before this was never set
 _ALIVE: Final = frozenset({"ready", "draining", "retiring"})
@@ -87,15 +91,16 @@ async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) ->
     """Adds what only the storage knows. Answers the exit code of a storage that cannot be opened."""
     try:
         async with storage_of(settings) as storage:
-            checks.append(Check("schema", Health.OK, "known"))
             info = await storage.info()
-            details = dict(info.details)
-            checks += [version_check(info), file_system_check(details.get("file system", "unknown"))]
+            checks += storage_checks(info, settings.wait_replicas)
             checks.append(await _doorbell_check(storage))
             fleet = await storage.fleet()
             queues = await storage.queue_stats()
             waiting = sum(sum(queue.queued) for queue in queues)
-            checks += [workers_check(fleet, waiting), queues_check(fleet, queues)]
+            checks += [
+                workers_check(fleet, waiting),
+                queues_check(fleet, queues, await _homeless(storage, queues)),
+            ]
             checks.append(beats_check(fleet, clock.wall_us() / US))
     except StorageError as error:
         checks.append(Check("storage", Health.FAIL, error.message, error.hint))
@@ -173,6 +178,52 @@ def file_system_check(kind: str) -> Check:
     return Check("file system", Health.OK, kind)
 
 
+def storage_checks(info: StorageInfo, wait_replicas: int) -> Iterator[Check]:
+    """What its version and its set-up promise."""
+    details = dict(info.details)
+    if info.kind == "sqlite":
+        yield Check("schema", Health.OK, "known")
+    yield version_check(info)
+    if "file system" in details:
+        yield file_system_check(details["file system"])
+    if "append-only file" in details:
+        yield kept_check(details["append-only file"], details.get("snapshots", "unknown"))
+    if wait_replicas:
+        yield replicas_check(details.get("replicas", "unknown"), wait_replicas)
+
+
+def kept_check(append_only: str, snapshots: str) -> Check:
+    """What of the jobs a restart of the server leaves."""
+    hint = "set `appendonly yes` (docs/redis.md)"
+    if append_only == "yes":
+        return Check("kept jobs", Health.OK, "in an append-only file")
+    if snapshots == "yes":
+        return Check(
+            "kept jobs", Health.OK, "in snapshots: a crash of the server loses what came after the last"
+        )
+    if snapshots == "no":
+        return Check("kept jobs", Health.WARN, "a restart of the server loses every job", hint)
+    return Check(
+        "kept jobs", Health.WARN, "no append-only file, and the server does not tell of snapshots", hint
+    )
+
+
+def replicas_check(connected: str, wanted: int) -> Check:
+    text = f"{connected} connected, wait_replicas is {wanted}"
+    if connected.isdecimal() and int(connected) < wanted:
+        hint = "until more are connected no job is accepted: start replicas, or lower wait_replicas"
+        return Check("replicas", Health.WARN, text, hint)
+    return Check("replicas", Health.OK, text)
+
+
+async def _homeless(storage: Storage, queues: Sequence[QueueStats]) -> list[str]:
+    """Tasks of waiting jobs that a worker has met which does not have them; of the newest jobs only."""
+    if not any(item.parked for item in queues):
+        return []
+    page = await storage.find(Query(state=Status.PENDING), limit=LOOKED_AT)
+    return sorted({job.task for job in page.items if job.waiting_for == NO_WORKER})
+
+
 async def _doorbell_check(storage: Storage) -> Check:
     """Send ourselves an event and hear it."""
     topic = f"doctor-{new_nonce()}"
@@ -188,15 +239,17 @@ async def _doorbell_check(storage: Storage) -> Check:
 
 def workers_check(fleet: Sequence[WorkerInfo], waiting: int) -> Check:
     alive = sum(worker.status in _ALIVE for worker in fleet)
-    text = f"{alive} alive, {waiting:,} jobs wait"
+    text = f"{alive} alive, {waiting:,} {'job waits' if waiting == 1 else 'jobs wait'}"
     if not alive:
         hint = "start one: `fluxmesh worker`"
         return Check("workers", Health.WARN, text, hint)
     return Check("workers", Health.OK, text)
 
 
-def queues_check(fleet: Sequence[WorkerInfo], queues: Sequence[QueueStats]) -> Check:
-    """Jobs that wait where nobody looks."""
+def queues_check(
+    fleet: Sequence[WorkerInfo], queues: Sequence[QueueStats], homeless: Sequence[str] = ()
+) -> Check:
+    """Jobs that wait where nobody looks, or for a task that nobody has."""
     served = {name for worker in fleet if worker.status in _ALIVE for name in worker.queues}
     paused = [item.queue for item in queues if item.paused and any(item.queued)]
     alone = [item.queue for item in queues if any(item.queued) and item.queue not in served]
@@ -206,15 +259,14 @@ def queues_check(fleet: Sequence[WorkerInfo], queues: Sequence[QueueStats]) -> C
     if paused:
         hint = f"when it may go on: `fluxmesh queues resume {paused[0]}`"
         return Check("queues", Health.WARN, f"jobs wait, paused: {', '.join(paused[:5])}", hint)
+    if homeless:
+        text = f"jobs wait for a worker that has their task: {', '.join(homeless[:5])}"
+        return Check("queues", Health.WARN, text, "start one with their app: `fluxmesh worker --app …`")
     parked = sum(item.parked for item in queues)
     if parked:
         hint = "`fluxmesh jobs list --q state:pending` says what each waits for"
-        return Check(
-            "queues",
-            Health.OK,
-            f"{parked:,} jobs wait for a limit, or for a worker that has their task",
-            hint,
-        )
+        text = "1 job waits for its limit" if parked == 1 else f"{parked:,} jobs wait for their limits"
+        return Check("queues", Health.OK, text, hint)
     return Check("queues", Health.OK, f"{len(queues)} known")
 
 

@@ -16,6 +16,7 @@ from fluxmesh.job import Attempt, Job, JobError, JobOptions, Status
 from fluxmesh.storage.values import OnDeath
 
 QUEUE_PAUSED: Final = "queue paused"
+NO_WORKER: Final = "a worker for its task"
 _JUNK: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 T = TypeVar("T")
 

@@ -6,9 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
+from fluxmesh.errors import StorageRefused
 from fluxmesh.job import TIERS, Attempt, Job, Status
 from fluxmesh.query import checked_limit
 from fluxmesh.storage.records import error_of, history_of
+from fluxmesh.storage.redis.connection import Connections
 from fluxmesh.storage.redis.look import PARKED, READY, Look, Tally, score_of, tally_of
 from fluxmesh.storage.redis.rows import STATUS, number, status_of, text
 from fluxmesh.storage.redis.scripts import Scripts
@@ -151,6 +153,16 @@ def _info_of(epoch: int, row: list[Any], now_us: int) -> WorkerInfo | None:
     )
 
 
+async def _snapshots(connections: Connections) -> str:
+    """Whether the server saves its data by itself; not every user may ask."""
+    try:
+        answer = await connections.command("CONFIG", "GET", "save")
+    except StorageRefused:
+        return "unknown"
+    flat = [item for pair in answer.items() for item in pair] if isinstance(answer, dict) else answer
+    return "yes" if len(flat) > 1 and flat[1] else "no"
+
+
 async def info(scripts: Scripts, namespace: str) -> StorageInfo:
     """What the server says of itself, and what of it bears on the promises."""
     connections = scripts.connections
@@ -162,6 +174,8 @@ async def info(scripts: Scripts, namespace: str) -> StorageInfo:
         ("memory limit", "none" if limit in ("", "0B") else limit),
         ("when memory is full", said.get("maxmemory_policy", "unknown")),
         ("append-only file", "yes" if said.get("aof_enabled") == "1" else "no"),
+        ("snapshots", await _snapshots(connections)),
+        ("replicas", said.get("connected_slaves", "unknown")),
         ("mode", said.get("redis_mode", "unknown")),
     )
     version = said.get("valkey_version") or said.get("redis_version", "unknown")

@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from fluxmesh import limits
 from fluxmesh.job import Status
+from fluxmesh.storage.records import NO_WORKER
 from fluxmesh.storage.sqlite import moves, place
 from fluxmesh.storage.sqlite.step import Limit, Me, Step
 from fluxmesh.storage.values import PARK_CAP, ClaimedJob
 
-NO_WORKER = "a worker for its task"
 RATE = "its rate limit"
 CONCURRENT = "a free place under max_concurrent"
 KEY = "its concurrency key"
