@@ -71,6 +71,16 @@ def test_doctor_finds_a_served_database_well(served: str, tmp_path: Path) -> Non
     assert {"file system", "free space"} <= checks.keys()
 
 
+def test_doctor_finds_a_job_whose_task_no_worker_has(served: str, tmp_path: Path) -> None:
+    job_id = submit(served, tmp_path, "nobody.has_it")
+    until = time.monotonic() + PATIENCE_S
+    while show(served, tmp_path, job_id)["waiting_for"] is None:
+        assert time.monotonic() < until
+    _, checks = findings(served, tmp_path)
+    assert checks["queues"]["status"] == "warn"
+    assert "nobody.has_it" in checks["queues"]["message"]
+
+
 def test_doctor_finds_jobs_in_a_queue_that_no_worker_serves(served: str, tmp_path: Path) -> None:
     submit(served, tmp_path, "file_digest", "--queue", "mail")
     done = run("doctor", "--url", served, cwd=tmp_path)
@@ -83,16 +93,6 @@ def test_doctor_finds_jobs_in_a_paused_queue(url: str, tmp_path: Path) -> None:
     submit(url, tmp_path, "t", "--queue", "mail")
     run("queues", "pause", "mail", "--url", url, cwd=tmp_path)
     assert "`fluxmesh queues resume mail`" in run("doctor", "--url", url, cwd=tmp_path).err
-
-
-def test_doctor_finds_a_job_whose_task_no_worker_has(served: str, tmp_path: Path) -> None:
-    job_id = submit(served, tmp_path, "nobody.has_it")
-    until = time.monotonic() + PATIENCE_S
-    while show(served, tmp_path, job_id)["waiting_for"] is None:
-        assert time.monotonic() < until
-    _, checks = findings(served, tmp_path)
-    assert checks["queues"]["status"] == "warn"
-    assert "nobody.has_it" in checks["queues"]["message"]
 
 
 def test_doctor_counts_one_job_as_one(url: str, tmp_path: Path) -> None:

@@ -97,10 +97,8 @@ async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) ->
             fleet = await storage.fleet()
             queues = await storage.queue_stats()
             waiting = sum(sum(queue.queued) for queue in queues)
-            checks += [
-                workers_check(fleet, waiting),
-                queues_check(fleet, queues, await _homeless(storage, queues)),
-            ]
+            homeless = await _homeless(storage, queues)
+            checks += [workers_check(fleet, waiting), queues_check(fleet, queues, homeless)]
             checks.append(beats_check(fleet, clock.wall_us() / US))
     except StorageError as error:
         checks.append(Check("storage", Health.FAIL, error.message, error.hint))
@@ -198,14 +196,10 @@ def kept_check(append_only: str, snapshots: str) -> Check:
     if append_only == "yes":
         return Check("kept jobs", Health.OK, "in an append-only file")
     if snapshots == "yes":
-        return Check(
-            "kept jobs", Health.OK, "in snapshots: a crash of the server loses what came after the last"
-        )
+        return Check("kept jobs", Health.OK, "in snapshots: a crash loses what came after the last one")
     if snapshots == "no":
         return Check("kept jobs", Health.WARN, "a restart of the server loses every job", hint)
-    return Check(
-        "kept jobs", Health.WARN, "no append-only file, and the server does not tell of snapshots", hint
-    )
+    return Check("kept jobs", Health.WARN, "no append-only file; of snapshots it does not tell", hint)
 
 
 def replicas_check(connected: str, wanted: int) -> Check:
