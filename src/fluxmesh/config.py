@@ -7,11 +7,13 @@ key anywhere is an error with a suggestion.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, ParamSpec, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +25,7 @@ TEST_PREFIX: Final = "FLUXMESH_TEST_"  # hooks of the test-suite; not settings
 DEFAULT_DATABASE: Final = "fluxmesh.db"
 BATCH_MAX: Final = 1_000
 
+P = ParamSpec("P")
 Seconds = Annotated[float, Meta(gt=0, le=10 * 366 * 86_400)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
@@ -208,6 +211,23 @@ def _what_would_do(name: str) -> str:
             above = "more than " if meta.ge is None else ""
             return f"{above}{low:,}" + (" or more" if meta.le is None else f" to {meta.le:,}")
     return "see `fluxmesh config show`"
+
+
+def telling_arguments(init: Callable[P, None]) -> Callable[P, None]:
+    """A constructor whose TypeError for an unknown argument says which one may have been meant."""
+    names = tuple(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            if name not in names:
+                close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+                meant = f"settings={{{name!r}: …}}" if name in NAMES else "".join(close)
+                hint = f"; did you mean {meant}?" if meant else ""
+                raise TypeError(f"unexpected argument {name!r}{hint}")
+        init(*args, **kwargs)
+
+    return told
 
 
 def _checked_together(settings: Settings) -> Settings:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from fluxmesh.calls import AsyncTask, BoundTask, SubmitOptions, Task, TaskDecorator, TaskOptions, defined
 from fluxmesh.clock import Clock, system_clock
-from fluxmesh.config import Settings, load_settings
+from fluxmesh.config import Settings, load_settings, telling_arguments
 from fluxmesh.errors import AppImportFailed, InvalidOption, UsageError, masked
 from fluxmesh.handle import JobHandle, not_found
 from fluxmesh.ids import new_nonce
@@ -70,6 +70,7 @@ class Queue:
     setting by its name. Raises InvalidOption for what cannot be right.
     """
 
+    @telling_arguments
     def __init__(
         self,
         url: str | None = None,

@@ -67,6 +67,15 @@ def test_null_means_left_out(api: Api) -> None:
     assert (job["args"], job["kwargs"], job["queue"], job["priority"]) == ([], {}, "default", 2)
 
 
+def test_a_field_that_nobody_reads_is_told_with_the_names_of_rest(api: Api) -> None:
+    told = api.client.post("/api/v1/jobs", json={"task": "t", "arg": [1]})
+    assert told.status_code == 422
+    assert "did you mean 'args'" in told.text
+    told = api.client.post("/api/v1/jobs", json={"task": "t", "colour": 1})
+    assert "timeout_seconds" in told.text
+    assert "kwargs" in told.text
+
+
 def test_an_idempotency_key_answers_with_the_job_of_before(api: Api) -> None:
     first = api.client.post(JOBS, json={"task": "t", "args": [1], "idempotency_key": "again"})
     again = api.client.post(JOBS, json={"task": "t", "args": [1], "idempotency_key": "again"})

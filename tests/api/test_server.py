@@ -176,3 +176,11 @@ def test_a_changed_file_starts_the_server_anew(tmp_path: Path) -> None:
         running.until("/docs", times=2)
         assert "a file changed" in running.err
         assert running.end() == 0
+
+
+def test_where_a_server_cannot_listen_is_told_by_what_would_mend_it(tmp_path: Path, call: Call) -> None:  # noqa: F811
+    elsewhere = ("--host", "192.0.2.1", "--insecure")  # RFC 5737: nobody has it
+    call("server", "--no-standalone", *elsewhere, cwd=tmp_path).refused(1, "cannot listen", "hint: --host")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        call("server", "--port", port, cwd=tmp_path).refused(1, "cannot listen", "hint: another --port")

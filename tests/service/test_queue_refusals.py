@@ -309,9 +309,18 @@ def test_a_queue_with_an_impossible_setting_is_refused(arguments: dict[str, Any]
     assert message in str(caught.value)
 
 
-def test_an_unknown_argument_of_a_queue_is_refused() -> None:
-    with pytest.raises(TypeError, match="max_retry"):
-        Queue(max_retry=3)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("timeout", "'timeout'; did you mean default_timeout"),
+        ("max_retry", "'max_retry'; did you mean default_max_retries"),
+        ("lease_s", "did you mean settings={'lease_s'"),
+        ("zzz", "unexpected argument 'zzz'$"),
+    ],
+)
+def test_an_unknown_argument_of_a_queue_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=meant):
+        Queue(**{name: 3})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

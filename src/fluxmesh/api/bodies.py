@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final, NoReturn
 
 from starlette.requests import Request
@@ -39,7 +39,7 @@ async def read_object(request: Request, most: int, *, optional: bool = False) ->
     return value
 
 
-def check_known(fields: dict[str, Any], known: Collection[str]) -> None:
+def check_known(fields: Iterable[str], known: Collection[str]) -> None:
     """Raises InvalidOption for a field that nobody reads, with a suggestion."""
     for name in fields:
         if name not in known:

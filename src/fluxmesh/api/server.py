@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from typing import Final
@@ -18,6 +19,7 @@ from fluxmesh.errors import FluxMeshError
 HEADERS_MOST_BYTES: Final = 32 << 10
 KEEP_ALIVE_S: Final = 15
 BACKLOG: Final = 1_024
+_OF_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -27,9 +29,10 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise FluxMeshError(
-            f"cannot listen on {host}:{port}: {why}", hint="another --port; --port 0 picks a free one"
-        ) from None
+        hint = "--host names an address of this machine: 127.0.0.1, or 0.0.0.0 for all of them"
+        if getattr(error, "errno", None) in _OF_PORT:
+            hint = "another --port; --port 0 picks a free one"
+        raise FluxMeshError(f"cannot listen on {host}:{port}: {why}", hint=hint) from None
     # Accepted sockets inherit it. asyncio sets it only for sockets that name their protocol; without it an
     # answer of two segments waits 40 ms for the delayed acknowledgement of the first.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from fluxmesh.api.bodies import check_known
 from fluxmesh.api.problems import problem_of
 from fluxmesh.api.store import Store
 from fluxmesh.codec import decode_options, encode_options
@@ -25,7 +26,7 @@ from fluxmesh.errors import (
 )
 from fluxmesh.job import Job
 from fluxmesh.storage.values import Enqueued, Verdict
-from fluxmesh.submission import NewJob, checked_arguments, prepare
+from fluxmesh.submission import FIELDS, OPTION_FIELDS, TASK_ONLY, NewJob, checked_arguments, prepare
 
 READ_AT_ONCE: Final = 50
 REPEATS: Final = 2  # an enqueue whose reply was lost is repeated with the same ids
@@ -35,6 +36,8 @@ def new_job(fields: object, settings: Settings) -> NewJob:
     """The checked job of a submission's fields. Raises UsageError that names the field."""
     if not isinstance(fields, dict):
         raise InvalidOption("jobs", f"{shown(fields)} is not an object", hint="one object a job")
+    known = OPTION_FIELDS.union(FIELDS, TASK_ONLY)  # of the last, `prepare` knows more to say
+    check_known([name for name in fields if name not in known], FIELDS)
     template = prepare(fields)
     args, kwargs = fields.get("args"), fields.get("kwargs")
     positional, named = checked_arguments([] if args is None else args, {} if kwargs is None else kwargs)

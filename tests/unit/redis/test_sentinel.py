@@ -217,3 +217,15 @@ def ours(server: Server) -> set[str]:
     """The connections on which something was enqueued."""
     with server.client() as client:
         return {one["id"] for one in client.client_list() if one["cmd"] in ("wait", "evalsha", "eval")}
+
+
+def test_a_server_that_is_no_sentinel_is_told_as_such(tmp_path: Path) -> None:
+    server = primary(tmp_path / "plain")
+    try:
+        with pytest.raises(StorageRefused, match="is no Sentinel") as caught:
+            asyncio.run(
+                open_storage(f"redis+sentinel://127.0.0.1:{server.port}/{SERVICE}", Settings(), create=True)
+            )
+        assert "redis://" in caught.value.hint
+    finally:
+        server.stop()

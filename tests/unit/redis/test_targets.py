@@ -107,6 +107,12 @@ def test_what_is_no_password_stays() -> None:
         assert masked(url) == url
 
 
+@pytest.mark.parametrize("url", ["redis://:s3cr@t/x@host/0", "redis://:s3cr/t@host/0", "redis://:s#@host"])
+def test_signs_of_a_password_that_have_to_be_escaped_are_named(url: str) -> None:
+    with pytest.raises(InvalidOption, match="%40 is @, %2F is /"):
+        parse_target(url)
+
+
 @pytest.mark.parametrize("url", ["redis://[::1", "redis://a]b"])
 def test_brackets_that_hold_no_address_are_told(url: str) -> None:
     with pytest.raises(InvalidOption, match="url"):

@@ -149,9 +149,17 @@ class SentinelRoute(FoundRoute):
         )
 
     async def _ask(self, sentinel: Address) -> Address | None:
-        answer = await self._dialer.question(
-            sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service, sentinel=True
-        )
+        try:
+            answer = await self._dialer.question(
+                sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service, sentinel=True
+            )
+        except StorageRefused as error:
+            if "unknown command" not in error.message.lower():
+                raise
+            raise StorageRefused(
+                f"{self._dialer.where}: {shown(sentinel)} is no Sentinel, but a server",
+                hint="name the Sentinels (their port is 26379 as a rule), or the server itself: redis://",
+            ) from error
         return None if answer is None else (answer[0].decode(), int(answer[1]))
 
     async def _role(self, address: Address) -> str:

@@ -89,7 +89,7 @@ def parse_target(url: str) -> Target:
     parts = urlsplit(url)
     tls, by_sentinel = parts.scheme.startswith("rediss"), parts.scheme.endswith("+sentinel")
     example = _SENTINEL_EXAMPLE if by_sentinel else _EXAMPLE
-    if parts.fragment or ("@" not in parts.netloc and "@" in parts.path + parts.query):
+    if parts.fragment or "@" in parts.path or ("@" not in parts.netloc and "@" in parts.query):
         raise InvalidOption("url", f"{shown!r} is not clear", hint=f"{example}; {_ESCAPED}")
     found = _options(parts, shown, tls=tls, by_sentinel=by_sentinel)
     service, database = _path(parts.path, shown, by_sentinel=by_sentinel, example=example)
