@@ -19,7 +19,7 @@ from redis.crc import key_slot
 
 from fluxmesh.errors import OutcomeUnknown, StorageError, StorageRefused, StorageUnreachable
 from fluxmesh.storage.redis import refusals
-from fluxmesh.storage.redis.dialer import LOST, WANTS_TLS, Dialer, hang_up
+from fluxmesh.storage.redis.dialer import LOST, Dialer, hang_up
 from fluxmesh.storage.redis.keys import prefix_of
 from fluxmesh.storage.redis.route import ClusterRoute, FixedRoute, Route, SentinelRoute
 from fluxmesh.storage.redis.target import parse_target
@@ -78,7 +78,7 @@ class Connections:
                     hint="name the primary alone, or Sentinels: redis+sentinel://",
                 )
         except OutcomeUnknown as error:
-            raise StorageUnreachable(error.message, hint=WANTS_TLS) from error
+            raise StorageUnreachable(error.message, hint=self._dialer.hung_up_hint) from error
         self._check_server(found)
 
     def _check_server(self, found: dict[str, str]) -> None:

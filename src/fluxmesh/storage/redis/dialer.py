@@ -19,7 +19,8 @@ CONNECT_S: Final = 5.0
 ANSWER_S: Final = 10.0
 FOUND_ANSWER_S: Final = 5.0  # where another server may take over meanwhile
 _QUESTION_S: Final = 1.0
-WANTS_TLS: Final = "a server that wants TLS is named by rediss://"
+_WANTS_TLS: Final = "a server that wants TLS is named by rediss://"
+_WANTS_CERTIFICATE: Final = "it may want a certificate of ours: ssl_certfile=… and ssl_keyfile=… in the URL"
 LOST: Final = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError, TimeoutError)
 # A peer that is gone without a word is noticed by the kernel, at no command of ours.
 _KEEPALIVE: Final = {
@@ -69,6 +70,11 @@ class Dialer:
         own: float | None = self._target.options.get("socket_timeout")
         return own or (FOUND_ANSWER_S if self._target.service else ANSWER_S)
 
+    @property
+    def hung_up_hint(self) -> str:
+        """Why a server may hang up on whoever has just come."""
+        return _WANTS_CERTIFICATE if self._target.tls else _WANTS_TLS
+
     def make(self, address: Address, *, sentinel: bool = False) -> Any:
         """A connection that is not open yet."""
         chosen = dict(self._target.asking if sentinel else self._target.options)
@@ -108,7 +114,7 @@ class Dialer:
         if late and self._target.tls:
             hint = "is the server running, and does its port speak TLS? redis:// is without it"
         elif isinstance(_cause(error), ConnectionResetError | EOFError | asyncio.IncompleteReadError):
-            hint = WANTS_TLS
+            hint = self.hung_up_hint
         return StorageUnreachable(f"{self.where}: {str(error) or 'no answer in time'}", hint=hint)
 
     async def question(self, address: Address, *words: Any, sentinel: bool = False) -> Any:
