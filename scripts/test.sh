@@ -24,10 +24,10 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 .venv/bin/python -m pytest -m "not slow" -p no:cacheprovider \
-    tests/unit tests/architecture tests/types tests/contract >"$log" 2>&1 &
+    tests/unit tests/architecture tests/types tests/contract tests/api >"$log" 2>&1 &
 first=$!
 suite tests --ignore=tests/unit --ignore=tests/architecture --ignore=tests/types --ignore=tests/contract \
-    --ignore=tests/cases
+    --ignore=tests/api --ignore=tests/cases
 second_code=$?
 wait "$first"
 first_code=$?
@@ -35,5 +35,5 @@ first=
 cat "$log"
 suite tests/cases
 cases_code=$?
-echo "unit, architecture, types, contract: $first_code; service, cli, api: $second_code; cases: $cases_code (0 is good)"
+echo "unit, architecture, types, contract, api: $first_code; service, cli: $second_code; cases: $cases_code (0 is good)"
 [ "$first_code$second_code$cases_code" = 000 ]
