@@ -324,13 +324,14 @@ class RedisDoor:
 
     def drop_lease(self, epoch: int) -> None:
         """The lease is a stamp on its owner's record here too, and what remains of a claim is when the job
-        was taken: a score in the owner's set, and a field."""
+        was taken: a score in the owner's set, and a field. The stamp goes last: without it the jobs may be
+        taken back at once."""
         owner = self.ask("HGET", self.key("workers"), epoch).decode()
-        self.ask("HSET", self.key("worker", epoch), "beat_at_us", 0)
         jobs = self.key("in_flight", owner, epoch)
         first = self.ask("ZRANGE", jobs, 0, 0)[0]
         self.ask("ZADD", jobs, 0, first)
-        self.ask("HDEL", self.key("job", first.decode()), "pos")
+        self.ask("HDEL", self.key("job", first.decode()), "started_us")
+        self.ask("HSET", self.key("worker", epoch), "beat_at_us", 0)
 
     def overwrite_payload(self, job_id: str, payload: bytes) -> None:
         self.ask("HSET", self.key("job", job_id), "payload", payload)
