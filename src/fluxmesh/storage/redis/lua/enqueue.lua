@@ -101,7 +101,7 @@ local function room(queue)
   return found
 end
 
--- What only some jobs have. Second: whether any of it has to be looked at when the job is claimed or ends.
+-- What only some jobs have; `more` with it if any of it has to be looked at when the job is claimed or ends.
 local NOTHING = {}
 
 local function extras(job, due_us)

@@ -54,10 +54,6 @@ local function whole(text)
   return text and #text < 17 and string.find(text, '^%d+$') and tonumber(text) or nil
 end
 
-local function instant(us)
-  return us == now and NOW or us
-end
-
 local function token_after(token)
   return math.max(token + 1, now)
 end
