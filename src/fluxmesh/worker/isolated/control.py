@@ -47,7 +47,7 @@ def be_deaf(_number: int, _frame: FrameType | None) -> None:
 
 
 def install_signals() -> None:
-    """On the main thread, before every body: one before it may have set its own."""
+    """On the main thread. Cheap where they are in place."""
     for number in _SIGNALS:
         if signal.getsignal(number) is not be_deaf:
             signal.signal(number, be_deaf)

@@ -122,11 +122,11 @@ class Bodies:
     # -- one job -------------------------------------------------------------------------------------------
     def _run(self, start: Start) -> None:
         job = start.job
-        install_signals()
         context = Context(job, decode_options(job.options), self._control.notify)
         self._control.admit(context)
         with _bounded(start.address_space_bytes):
             outcome = self._outcome(job.task, job.payload, context)
+        install_signals()  # the body may have set its own
         end, raised = (outcome, None) if isinstance(outcome, End) else (None, outcome)
         self._control.finish(Ended(job.token, end, raised, context.reported))
 
