@@ -75,6 +75,8 @@ def _run(options: Options) -> int:
             os.environ[ENV_PREFIX + name.upper()] = value
     settings = settings_of(options, "concurrency", "grace_s", "app")
     configure_logs(settings.log_level, settings.log_format)
+    with_builtins = options.builtins if settings.app is not None else options.builtins is not False
+    source = source_of_app(settings.app, builtins=bool(with_builtins))
     registry, settings = load(settings, options)
     if options.describe:
         fields = msgspec.to_builtins(settings)
@@ -83,8 +85,6 @@ def _run(options: Options) -> int:
     serving = serving_of(options, settings.concurrency)
     stdin = _take_stdin()
     settle_memory()
-    with_builtins = options.builtins if settings.app is not None else options.builtins is not False
-    source = source_of_app(settings.app, builtins=bool(with_builtins))
     code = run_fast(_serve(registry, settings, serving, source, options.id, reports, stdin))
     if code != EXIT_STOPPED:
         # A body that goes on in a thread would keep the interpreter from ending.
