@@ -35,11 +35,11 @@ class IsolatedCall:
         "_process",
         "_scales",
         "_sent",
-        "_started",
         "ended",
         "gone_by",
         "job",
         "run",
+        "started",
         "token",
     )
 
@@ -54,7 +54,7 @@ class IsolatedCall:
         self._loop = loop
         self._grace_s = hard_grace_s
         self._process: BodyProcess | None = None
-        self._started = False
+        self.started = False
         self._killed = False
         self._sent: set[Interruption] = set()
         self._killer: asyncio.TimerHandle | None = None
@@ -78,7 +78,7 @@ class IsolatedCall:
         self._finish(End(Outcome.INTERRUPTED))
 
     def on_started(self) -> None:
-        self._started = True
+        self.started = True
 
     def on_told(self, pct: float, message: str | None) -> None:
         try:
@@ -106,7 +106,7 @@ class IsolatedCall:
         """The process is gone with the body in it."""
         if self._killed:
             self._finish(ending.killed(self.run))
-        elif self._started:
+        elif self.started:
             self._finish(ending.crashed("the process of its body", how))
         else:
             _log.error("body process died before its job began", job_id=self.run.job.id, how=how)
