@@ -224,6 +224,25 @@ async def test_a_timeout_gives_the_slot_back_and_bodies_do_not_overlap(shop: Wor
         assert job.error.message == f"{stopped} and could not be stopped in time"
 
 
+@workshop(hard_grace_s=600)
+async def test_while_a_body_does_not_stop_the_next_process_is_started(shop: Workshop) -> None:
+    equip(shop)
+    worker = await shop.worker(concurrency=1, grace_s=0)
+    path, before = str(shop.path.parent / "marks"), children()
+    job_id = await shop.put("swallows", path, timeout=0.2, max_retries=0)
+    [pid] = await begun(path)
+    assert pid in children()
+    async with asyncio.timeout(LIMIT_S):
+        while not children() - before - {pid}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert lives(pid)
+    assert (await shop.job(job_id)).status is Status.RUNNING
+    worker.stop_now()
+    await worker.wait()
+    job = await shop.job(job_id)
+    assert (job.status, job.reason) == (Status.DEAD_LETTER, "timeout")
+
+
 @pytest.mark.parametrize("task", ["blocked", "waits", "ignores_sigterm", "in_c_for_ever"])
 @workshop(hard_grace_s=HARD_GRACE_S)
 async def test_a_running_job_can_be_cancelled(shop: Workshop, task: str) -> None:

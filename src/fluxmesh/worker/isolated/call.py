@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from fluxmesh.codec import WARN_PAYLOAD_BYTES
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fluxmesh.worker.runs import Run
 
 WEIGH_S: Final = 0.05
+DOUBT_S: Final = 0.25  # a body that has not stopped by then will perhaps be killed
 _log = get_logger("worker")
 
 
@@ -28,10 +30,12 @@ class IsolatedCall:
     gone. Everything is called on the loop."""
 
     __slots__ = (
+        "_doubter",
         "_grace_s",
         "_killed",
         "_killer",
         "_loop",
+        "_on_doubt",
         "_process",
         "_scales",
         "_sent",
@@ -58,12 +62,15 @@ class IsolatedCall:
         self._killed = False
         self._sent: set[Interruption] = set()
         self._killer: asyncio.TimerHandle | None = None
+        self._doubter: asyncio.TimerHandle | None = None
+        self._on_doubt: Callable[[IsolatedCall], None] | None = None
         self._scales: asyncio.TimerHandle | None = None
 
     # -- its life ----------------------------------------------------------------------------------------
-    def begin(self, process: BodyProcess) -> None:
-        """Send it to this process, which is free."""
+    def begin(self, process: BodyProcess, on_doubt: Callable[[IsolatedCall], None]) -> None:
+        """Send it to this process, which is free. `on_doubt`: told that the process may have to be killed."""
         self._process = process
+        self._on_doubt = on_doubt
         limit_mb = self.run.plan.memory_limit_mb
         if limit_mb is None:
             process.run(self, Start(self.job))
@@ -113,7 +120,7 @@ class IsolatedCall:
             self.forgo()
 
     def _finish(self, end: End) -> None:
-        for timer in (self._killer, self._scales):
+        for timer in (self._killer, self._doubter, self._scales):
             if timer is not None:
                 timer.cancel()
         if not self.ended.done():
@@ -132,6 +139,9 @@ class IsolatedCall:
         self._process.send(Stop(self.token, timeout=kind is JobTimeout))
         if self._killer is None:
             self._killer = self._loop.call_later(self._grace_s, self.kill)
+            if self._on_doubt is not None:
+                doubt_s = min(DOUBT_S, self._grace_s / 4)
+                self._doubter = self._loop.call_later(doubt_s, self._on_doubt, self)
         return True
 
     def kill(self) -> bool:

@@ -29,9 +29,10 @@ class Recycling(Struct, frozen=True):
 class BodyPool:
     """At most `most` processes, each with one body at a time. `may_begin` is asked before a body is sent.
 
-    Bodies wait in their order for whatever process is free first. A process that does not start costs its
-    job nothing: the job that has waited longest goes back, and the next start waits, longer each time.
-    Everything is called on the loop.
+    Bodies wait in their order for whatever process is free first. For one that does not stop when told to,
+    another is started before it is killed: so many more than `most` there may be. A process that does not
+    start costs its job nothing: the job that has waited longest goes back, and the next start waits, longer
+    each time. Everything is called on the loop.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class BodyPool:
         self._members: set[BodyProcess] = set()  # idle ones, and those with a body
         self._others: set[BodyProcess] = set()  # that start, or end
         self._starting = 0
+        self._doubted: set[IsolatedCall] = set()  # whose processes will perhaps be killed
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._shut: asyncio.Future[None] = loop.create_future()  # ends the rests
@@ -104,18 +106,24 @@ class BodyPool:
     def _begin(self, call: IsolatedCall, process: BodyProcess) -> None:
         if self._may_begin(call):
             call.ended.add_done_callback(lambda _: self._after(call, process))
-            call.begin(process)
+            call.begin(process, self._doubt)
         else:
             call.forgo()
             self._idle.append(process)
 
+    def _doubt(self, call: IsolatedCall) -> None:
+        self._doubted.add(call)
+        self._start_lacking()
+
     def _after(self, call: IsolatedCall, process: BodyProcess) -> None:
+        self._doubted.discard(call)
         if call.started:
             self._failures = 0
         elif not process.lives:
             self._note_failure()
         if process in self._members and process.lives:
-            if self._closed or call.run.plan.alone or self._is_due(process):
+            too_many = len(self._members) + self._starting > self._most
+            if self._closed or too_many or call.run.plan.alone or self._is_due(process):
                 self._retire(process)
             else:
                 self._idle.append(process)
@@ -129,11 +137,12 @@ class BodyPool:
 
     # -- processes ---------------------------------------------------------------------------------------
     def _start_lacking(self) -> None:
-        lacking = len(self._waiting) - self._starting
+        wanted = len(self._waiting) + len(self._doubted)
+        lacking = wanted - self._starting - len(self._idle if self._doubted else ())
         if self._warm and not (self._members or self._starting or self._failures):
             lacking = max(lacking, 1)
         for _ in range(lacking):
-            if len(self._members) + self._starting >= self._most:
+            if len(self._members) + self._starting >= self._most + len(self._doubted):
                 if not self._idle:
                     return
                 self._retire(self._idle[0])  # what waits wants a fresh one
