@@ -25,6 +25,7 @@ from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.beater import Beater, BeatReport
 from fluxmesh.worker.fetcher import Fetcher
 from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.notices import NoticeListener
 from fluxmesh.worker.observe import LeaseLapsed, Observer
 from fluxmesh.worker.progress import ProgressSender
 from fluxmesh.worker.runner import Runner
@@ -160,6 +161,7 @@ class Worker:
         self._watch_lease()
         await self._fetcher.start()
         await self._housekeeper.start()
+        await self._notices.start()
         _log.info(
             "worker started",
             worker=self.worker_id,
@@ -230,6 +232,7 @@ class Worker:
             on_failure=self._on_failure,
             observer=self._observer,
         )
+        self._notices = NoticeListener(self._storage, self._ref, nudge_beat=self._beater.nudge)
         self._housekeeper = Housekeeper(
             self._storage,
             self._settings,
@@ -435,6 +438,7 @@ class Worker:
         self._progress.close()
         await self._fetcher.stop(LEAVE_S)
         await self._housekeeper.stop(LEAVE_S)
+        await self._notices.stop(LEAVE_S)
         try:
             if await self._beater.stop(2 * LEAVE_S):
                 # After the last beat: a later one would put the row back.
