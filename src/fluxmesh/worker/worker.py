@@ -384,15 +384,20 @@ class Worker:
         hard_s = self._settings.hard_grace_s
         await self._within(self._bodies_end(), hard_s, min(hard_s, HURRIED_GRACE_S))
         unstoppable = self._runner.mark_unstoppable()
-        await self._within(self._fetcher.flush(FLUSH_S), FLUSH_S, HURRIED_FLUSH_S)
-        if unstoppable:
-            await self._within(self._progress.flush_deaths(FLUSH_S), FLUSH_S, HURRIED_FLUSH_S)
+        await self._within(self._last_words(unstoppable=unstoppable), FLUSH_S, HURRIED_FLUSH_S)
         if self._table.bodies():
             # Their jobs stay owned and their lease is renewed for as long as they really run.
             self._beater.outlives = True
             self._lingering = self._loop.create_task(self._linger(), name="fluxmesh-worker-linger")
         else:
             await self._leave()
+
+    async def _last_words(self, *, unstoppable: bool) -> None:
+        """Have storage know every end, and what the end of this process means for bodies that go on."""
+        words = [self._fetcher.flush(FLUSH_S)]
+        if unstoppable:
+            words.append(self._progress.flush_deaths(FLUSH_S))
+        await asyncio.gather(*words)
 
     async def _within(self, waiting: Coroutine[Any, Any, Any], calm_s: float, hurried_s: float) -> None:
         """Await this for at most so long; less from the moment on when the worker is hurried."""
