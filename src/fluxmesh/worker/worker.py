@@ -384,7 +384,7 @@ class Worker:
         hard_s = self._settings.hard_grace_s
         await self._within(self._bodies_end(), hard_s, min(hard_s, HURRIED_GRACE_S))
         unstoppable = self._runner.mark_unstoppable()
-        await self._within(self._last_words(unstoppable=unstoppable), FLUSH_S, HURRIED_FLUSH_S)
+        await self._within(self._last_words(unstoppable=bool(unstoppable)), FLUSH_S, HURRIED_FLUSH_S)
         if self._table.bodies():
             # Their jobs stay owned and their lease is renewed for as long as they really run.
             self._beater.outlives = True
