@@ -31,6 +31,7 @@ TITLES: Final = {
     "C22c": "a server that throws keys away",
     "crowd": "many processes on one storage",
     "death": "killed beside an idle worker",
+    "sigterm": "many SIGTERMs under load",
     "outage": "storage out of reach, clock stepped",
 }
 
@@ -66,6 +67,10 @@ class Case:
         self._note(
             what, measured, f"= {json.dumps(expected, default=_plain)}", holds=bool(measured == expected)
         )
+
+    def tell(self, what: str, measured: Any) -> None:
+        """Note a figure that has no bound."""
+        self._note(what, measured, "told", holds=True)
 
     def _note(self, what: str, measured: Any, bound: str, *, holds: bool) -> None:
         if what in self._measured:

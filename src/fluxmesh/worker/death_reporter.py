@@ -65,11 +65,16 @@ class DeathReporter(Service):
         return 0.0 if self._pending else None
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Try for `timeout_s` to declare what is still pending, then let go of storage within the same."""
-        await self.stop(timeout_s)
+        """Try to declare what is still pending and let go of storage, within `timeout_s` in all."""
+        loop = asyncio.get_running_loop()
+        over_at = loop.time() + timeout_s
+        self.request_stop()
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=timeout_s)
+            self._task.cancel()
         if self._pending:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout_at(over_at):
                     await self.run_once()
             except Exception as error:
                 # A freed lock or the end of the lease tells of these deaths too, only later.
@@ -77,7 +82,7 @@ class DeathReporter(Service):
         storage, self._storage = self._storage, None
         if storage is not None:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout_at(over_at):
                     await storage.close()
             except TimeoutError:
                 self._log.warning("storage does not close", after_s=timeout_s)

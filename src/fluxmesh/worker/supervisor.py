@@ -33,8 +33,13 @@ from fluxmesh.worker.deaths import (
 from fluxmesh.worker.rival import live_rival
 from fluxmesh.worker.signals import TELLING_GAP_S, StopSignals
 
-KILL_SLACK_S: Final = 2.0  # beyond the grace periods, before a child that was told to stop is killed
-HURRY_KILL_S: Final = 0.6  # after the second telling; the whole worker is to end within 1 s
+# The whole worker ends so long after the grace periods, and after the second telling; its children before.
+EXIT_SLACK_S: Final = 2.0
+KILL_SLACK_S: Final = 1.4
+HURRY_EXIT_S: Final = 1.0
+HURRY_KILL_S: Final = 0.6
+LAST_S: Final = 0.4  # of these, for the end of this process itself
+LEAST_CLOSE_S: Final = 0.2
 # A process manager that signals the process and its group means it once.
 SAME_MOMENT_S: Final = 0.02
 FORWARD_GAP_S: Final = TELLING_GAP_S + 0.05
@@ -84,6 +89,7 @@ class Supervisor:
         self._tellings = 0
         self._told = asyncio.Event()
         self._first_told_at = 0.0
+        self._exit_at = 0.0
         self._exit_code: int | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -104,7 +110,7 @@ class Supervisor:
         finally:
             for timer in self._timers:
                 timer.cancel()
-            await self._reporter.close(CLOSE_S if self._tellings < 2 else CLOSE_S / 10)
+            await self._reporter.close(self._time_left_s())
             signals.remove()
         if self._exit_code is not None:
             return self._exit_code
@@ -122,11 +128,20 @@ class Supervisor:
             self._forward()
             patience_s = self._settings.grace_s + self._settings.hard_grace_s + KILL_SLACK_S
             self._timers.append(loop.call_at(now + patience_s, self._kill))
+            self._exit_at = now + patience_s - KILL_SLACK_S + EXIT_SLACK_S
         elif self._tellings == 2:
             self._log.warning("worker stops at once")
             forward_at = max(now, self._first_told_at + FORWARD_GAP_S)
             self._timers.append(loop.call_at(forward_at, self._forward))
             self._timers.append(loop.call_at(now + HURRY_KILL_S, self._kill))
+            self._exit_at = min(self._exit_at, now + HURRY_EXIT_S)
+
+    def _time_left_s(self) -> float:
+        """What is left to tell storage of deaths in, so that the whole worker ends when it has to."""
+        if not self._tellings:
+            return CLOSE_S
+        due = self._exit_at - LAST_S - asyncio.get_running_loop().time()
+        return min(CLOSE_S, max(LEAST_CLOSE_S, due))
 
     def _forward(self) -> None:
         for place in self._places:

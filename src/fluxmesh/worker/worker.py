@@ -25,6 +25,7 @@ from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.beater import Beater, BeatReport
 from fluxmesh.worker.fetcher import Fetcher
 from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.notices import NoticeListener
 from fluxmesh.worker.observe import LeaseLapsed, Observer
 from fluxmesh.worker.progress import ProgressSender
 from fluxmesh.worker.runner import Runner
@@ -160,6 +161,7 @@ class Worker:
         self._watch_lease()
         await self._fetcher.start()
         await self._housekeeper.start()
+        await self._notices.start()
         _log.info(
             "worker started",
             worker=self.worker_id,
@@ -230,6 +232,7 @@ class Worker:
             on_failure=self._on_failure,
             observer=self._observer,
         )
+        self._notices = NoticeListener(self._storage, self._ref, nudge_beat=self._beater.nudge)
         self._housekeeper = Housekeeper(
             self._storage,
             self._settings,
@@ -381,15 +384,20 @@ class Worker:
         hard_s = self._settings.hard_grace_s
         await self._within(self._bodies_end(), hard_s, min(hard_s, HURRIED_GRACE_S))
         unstoppable = self._runner.mark_unstoppable()
-        await self._within(self._fetcher.flush(FLUSH_S), FLUSH_S, HURRIED_FLUSH_S)
-        if unstoppable:
-            await self._within(self._progress.flush_deaths(FLUSH_S), FLUSH_S, HURRIED_FLUSH_S)
+        await self._within(self._last_words(unstoppable=bool(unstoppable)), FLUSH_S, HURRIED_FLUSH_S)
         if self._table.bodies():
             # Their jobs stay owned and their lease is renewed for as long as they really run.
             self._beater.outlives = True
             self._lingering = self._loop.create_task(self._linger(), name="fluxmesh-worker-linger")
         else:
             await self._leave()
+
+    async def _last_words(self, *, unstoppable: bool) -> None:
+        """Have storage know every end, and what the end of this process means for bodies that go on."""
+        words = [self._fetcher.flush(FLUSH_S)]
+        if unstoppable:
+            words.append(self._progress.flush_deaths(FLUSH_S))
+        await asyncio.gather(*words)
 
     async def _within(self, waiting: Coroutine[Any, Any, Any], calm_s: float, hurried_s: float) -> None:
         """Await this for at most so long; less from the moment on when the worker is hurried."""
@@ -435,6 +443,7 @@ class Worker:
         self._progress.close()
         await self._fetcher.stop(LEAVE_S)
         await self._housekeeper.stop(LEAVE_S)
+        await self._notices.stop(LEAVE_S)
         try:
             if await self._beater.stop(2 * LEAVE_S):
                 # After the last beat: a later one would put the row back.

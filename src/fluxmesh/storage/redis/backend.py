@@ -111,7 +111,11 @@ class RedisStorage:
 
     async def wait_for_work(self, worker: WorkerRef, timeout_s: float) -> bool:
         self._connections.check_usable()
-        return await self._bells.wait(self._scripts.key("bell", worker.epoch), timeout_s)
+        return await self._bells.wait_for_work(self._scripts.key("bell", worker.epoch), timeout_s)
+
+    async def wait_for_notice(self, worker: WorkerRef, timeout_s: float) -> bool:
+        self._connections.check_usable()
+        return await self._bells.wait_for_notice(self._scripts.key("bell", worker.epoch), timeout_s)
 
     async def release(self, worker: WorkerRef, jobs: Sequence[Owned]) -> list[bool]:
         return await verbs.release(self._scripts, worker, checked_batch(jobs))

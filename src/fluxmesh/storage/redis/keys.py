@@ -52,7 +52,7 @@ KEYS: Final[Mapping[str, str]] = {
     "counters": "counters",
     "leader": "lock:housekeeping",  # hash: holder, until_us
     # Channels, not keys.
-    "bell": "bell:{}",  # epoch: there may be work
+    "bell": "bell:{}",  # epoch: there may be work; "notice": a beat would be told something
     "over": "over:{}",  # job id: it has ended
     "event": "event:{}",  # topic
 }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluxmesh.outcome import Counters
-from fluxmesh.storage.sqlite import exchange, moves, place
+from fluxmesh.storage.sqlite import exchange, moves, place, push
 from fluxmesh.storage.sqlite.locks import is_freed
 from fluxmesh.storage.sqlite.step import Step, encode_struct
 from fluxmesh.storage.values import (
@@ -253,7 +253,10 @@ def reap(step: Step, items: Sequence[Reap]) -> list[Settled]:
 
 
 def command(step: Step, worker_id: str, word: str | None) -> bool:
-    return step.run("liveness.set_command", word, worker_id) > 0
+    told = step.all("liveness.set_command", word, worker_id)
+    for (epoch,) in told:
+        push.notice(step, epoch)
+    return bool(told)
 
 
 def lead(step: Step, holder: str, ttl_us: int) -> bool:
