@@ -59,6 +59,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 8
     scheduler_batch_size: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = BATCH_MAX
     on_lease_lost: Literal["continue", "cancel"] = "continue"
+    recycle_after_jobs: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1_000  # of a body process; 0 = never
+    recycle_above_mb: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0  # of memory at a job's end; 0 = never
     proof_of_death: bool = True
     webhook_allow_private: bool = False  # webhook_delivery may POST to private and loopback addresses
     token: str | None = None  # bearer tokens of the server, separated by commas

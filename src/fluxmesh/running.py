@@ -24,6 +24,26 @@ if TYPE_CHECKING:
     from fluxmesh.worker.worker import Worker, WorkerEnd
 
 EXIT_BUDGET_S: Final = 1.5
+_loading: list[str] = []  # modules that are being imported for a worker now
+
+
+@contextlib.contextmanager
+def loading(module: str) -> Iterator[None]:
+    """While a module is imported for a worker, it must not start one itself."""
+    _loading.append(module)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
+def refuse_while_loading() -> None:
+    """Raises UsageError for a worker that a module starts while it is imported for one."""
+    if _loading:
+        raise UsageError(
+            f"run_worker() is called while {_loading[-1]!r} is imported for a worker",
+            hint='put the call under `if __name__ == "__main__":`',
+        )
 
 
 class WorkerHandle:

@@ -20,6 +20,7 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.submission import prepare
 from fluxmesh.task import TaskRegistry, define
+from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.observe import WorkerEvent
 from fluxmesh.worker.worker import Worker, WorkerConfig
 
@@ -64,6 +65,7 @@ class Workshop:
         self.url = f"sqlite:///{self.path}"
         self.settings = Settings(**{"lease_s": 3.0, "reap_s": 0.2, **settings})
         self.registry = TaskRegistry()
+        self.source: BodySource | None = None
         self.clock = system_clock()
         self.witness = Witness()
         self.workers: list[Worker] = []
@@ -140,6 +142,7 @@ class Workshop:
             settings=self.settings,
             config=WorkerConfig(worker_id=worker_id, concurrency=concurrency, grace_s=grace_s, **config),
             clock=self.clock,
+            source=self.source,
             observer=witness or self.witness,
         )
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from fluxmesh.bodies import source_of_app
 from fluxmesh.cli.app import AppReport
 from fluxmesh.cli.parser import Options, Parser, common_options
 from fluxmesh.cli.run import end_by_signal, guarded, on_end_of_file
@@ -27,6 +28,7 @@ from fluxmesh.errors import StorageDamaged
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.child_process import REPORT_FLAG
 from fluxmesh.worker.deaths import EXIT_FENCED, EXIT_HURRIED, EXIT_RETIRED, EXIT_STOPPED
+from fluxmesh.worker.isolated.source import BodySource
 
 _NO_FD: Final = -1
 # A worker makes many small objects and few cycles: CPython's 700 allocations a look cost it a tenth of its
@@ -81,7 +83,9 @@ def _run(options: Options) -> int:
     serving = serving_of(options, settings.concurrency)
     stdin = _take_stdin()
     settle_memory()
-    code = run_fast(_serve(registry, settings, serving, options.id, reports, stdin))
+    with_builtins = options.builtins if settings.app is not None else options.builtins is not False
+    source = source_of_app(settings.app, builtins=bool(with_builtins))
+    code = run_fast(_serve(registry, settings, serving, source, options.id, reports, stdin))
     if code != EXIT_STOPPED:
         # A body that goes on in a thread would keep the interpreter from ending.
         sys.stdout.flush()
@@ -138,7 +142,13 @@ def _take_stdin() -> int:
 
 
 async def _serve(
-    registry: TaskRegistry, settings: Settings, serving: Serving, worker_id: str, reports: Reports, stdin: int
+    registry: TaskRegistry,
+    settings: Settings,
+    serving: Serving,
+    source: BodySource,
+    worker_id: str,
+    reports: Reports,
+    stdin: int,
 ) -> int:
     from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import Worker, WorkerConfig, WorkerEnd
@@ -158,6 +168,7 @@ async def _serve(
         settings=settings,
         config=config,
         clock=system_clock(),
+        source=source,
     )
     loop = asyncio.get_running_loop()
     stopping: list[asyncio.Task[None]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -16,13 +16,17 @@ from fluxmesh.storage.values import ClaimedJob, Owned
 from fluxmesh.worker.slots import Slots
 from fluxmesh.worker.threads import Phase, ThreadCall
 
+if TYPE_CHECKING:
+    from fluxmesh.worker.isolated.call import IsolatedCall
+
 NEVER: Final = float("inf")
 
 
 class Plan(Struct, frozen=True):
     """How jobs of one task with the same stored options are run: worked out once, used by each of them.
 
-    `fillable`: parameters that are resources. `guided`: there is more to a run than its body."""
+    `fillable`: parameters that are resources. `guided`: there is more to a run than its body. `isolated`: the
+    body runs in a process of its own, `alone` in one that runs nothing else."""
 
     function: Callable[..., Any] | None
     is_async: bool
@@ -33,6 +37,9 @@ class Plan(Struct, frozen=True):
     cancel_on_lapse: bool
     fillable: Fillable = ()
     guided: bool = False
+    isolated: bool = False
+    alone: bool = False
+    memory_limit_mb: int | None = None
 
 
 class Run:
@@ -65,7 +72,7 @@ class Run:
         self.plan = plan
         self.context = context
         self.deadline = deadline  # of the loop's clock: the next at which something is to be done about it
-        self.handle: asyncio.Task[None] | ThreadCall | None = None
+        self.handle: asyncio.Task[None] | ThreadCall | IsolatedCall | None = None
         self.seated = True  # it occupies a slot
         self.ended = False
         self.timed_out = False

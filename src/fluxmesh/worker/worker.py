@@ -24,6 +24,9 @@ from fluxmesh.submission import DEFAULT_QUEUE, checked_name, checked_queue, chec
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.beater import Beater, BeatReport
 from fluxmesh.worker.fetcher import Fetcher
+from fluxmesh.worker.isolated.isolation import check_isolation
+from fluxmesh.worker.isolated.process import KILL_S
+from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.notices import NoticeListener
 from fluxmesh.worker.observe import LeaseLapsed, Observer
@@ -67,7 +70,7 @@ class Worker:
     """Runs jobs on the event loop it is started in, until it is stopped.
 
     `open_storage(inline)` opens a connection: one for this loop, one (inline) for the beats. `observer`
-    hears of every step; it is for tests and benchmarks.
+    hears of every step; it is for tests and benchmarks. `source`: how other processes find the tasks.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Worker:
         settings: Settings,
         config: WorkerConfig,
         clock: Clock,
+        source: BodySource | None = None,
         observer: Observer | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -86,6 +90,8 @@ class Worker:
             checked_queue(queue)
         tiers = tuple(sorted({checked_tier(tier) for tier in config.tiers}))
         checked_reserve(config.reserve, config.concurrency, tiers)
+        check_isolation(registry, source)
+        self._source = source
         self._open_storage = open_storage
         self._registry = registry
         self._settings = settings
@@ -159,6 +165,7 @@ class Worker:
             await self._storage.close()
             raise
         self._watch_lease()
+        self._runner.start()
         await self._fetcher.start()
         await self._housekeeper.start()
         await self._notices.start()
@@ -211,6 +218,7 @@ class Worker:
             cancel_on_lapse=self._config.on_lease_lost == "cancel",
             table=self._table,
             lease=self._lease,
+            source=self._source,
             progress=self._progress,
             deliver=self._fetcher.deliver,
             give_back=self._fetcher.give_back,
@@ -383,6 +391,9 @@ class Worker:
             self._runner.interrupt(run)
         hard_s = self._settings.hard_grace_s
         await self._within(self._bodies_end(), hard_s, min(hard_s, HURRIED_GRACE_S))
+        killed = self._runner.kill_isolated()
+        if killed:
+            await self._within(self._until(lambda: all(run.ended for run in killed)), KILL_S, HURRIED_GRACE_S)
         unstoppable = self._runner.mark_unstoppable()
         await self._within(self._last_words(unstoppable=bool(unstoppable)), FLUSH_S, HURRIED_FLUSH_S)
         if self._table.bodies():
@@ -440,6 +451,7 @@ class Worker:
         self._runner.close()
         if self._runner.has_resources:
             await self._within(self._runner.close_resources(), RESOURCES_S, HURRIED_FLUSH_S)
+        await self._runner.kill_processes()
         self._progress.close()
         await self._fetcher.stop(LEAVE_S)
         await self._housekeeper.stop(LEAVE_S)
