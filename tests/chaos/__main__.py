@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -53,8 +54,6 @@ def carried_out(seed: int, storage: str, seconds: float, folder: Path, mutant: s
 
 def without_of(storage: str) -> tuple[str, ...]:
     """Kinds of faults that are not to be had: a disk of one's own, to be filled, takes root."""
-    import os
-
     if storage == "replicas":
         return ("storage_slow", "replies_lost")
     return ("storage_full",) if storage == "sqlite" and os.geteuid() != 0 else ()
@@ -88,7 +87,8 @@ def sum_up(reports: Iterable[Report]) -> None:
         bad = [report.seed for report in of_it if not report.passed]
         print(
             f"{storage}: {len(of_it)} runs, {sum(report.jobs for report in of_it)} jobs,"
-            f" {sum(report.starts for report in of_it)} starts, {sum(report.reruns for report in of_it)} re-runs,"
+            f" {sum(report.starts for report in of_it)} starts,"
+            f" {sum(report.reruns for report in of_it)} re-runs,"
             f" {faults.total()} faults {dict(sorted(faults.items()))}, violations in seeds {bad or 'none'}"
         )
 

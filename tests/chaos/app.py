@@ -139,4 +139,4 @@ def poison(ctx: Context = None) -> None:
         time.sleep(10)
 
 
-# Bodies in killable children of the worker (isolation="process") are to be added here, and to JOBS of plan.py.
+# Bodies in killable children of the worker (isolation="process") belong here too, and into JOBS of plan.py.

@@ -1,4 +1,6 @@
-"""`fluxmesh` with a mutant or a skewed clock, if the environment names one: python -m tests.chaos.entry worker …
+"""`fluxmesh`, with a mutant or a skewed clock if the environment names one.
+
+python -m tests.chaos.entry worker …
 
 The children of a worker import tests.chaos.app, which applies the same.
 """

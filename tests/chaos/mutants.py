@@ -1,7 +1,7 @@
 """Ten mutants of our own code: each breaks one promise, and the history checker has to notice.
 
-A mutant is a list of edits of texts: of a Python function, of an SQL statement, of a Lua script. An edit whose
-text is not found exactly once is an error, so that no mutant turns into a silent no-op as the code moves on.
+A mutant is a list of edits of texts: of a Python function, of an SQL statement, of a Lua script. An edit
+whose text is not found exactly once is an error, so that no mutant turns into a silent no-op.
 Applied by the processes of a chaos run to themselves, before they use what is edited.
 """
 
@@ -34,7 +34,7 @@ class Edit(Struct, frozen=True):
 
 
 class Mutant(Struct, frozen=True):
-    """`storage`: on which it is shown. `favours`: kinds of faults that bring it out; empty: the usual plan."""
+    """`storage`: on which it is shown. `favours`: kinds of faults that bring it out; empty: all."""
 
     name: str
     storage: str
@@ -46,8 +46,18 @@ class Mutant(Struct, frozen=True):
 _ACK_FIRST: Final = """\
         self._table.add(run)
         self._deliver(
-            run, Settle(job.id, job.token, decide(job.task, End(Outcome.COMPLETED, encode_result(None, limit=99)),
-            job.counters, plan.policy, self._rng))
+            run,
+            Settle(
+                job.id,
+                job.token,
+                decide(
+                    job.task,
+                    End(Outcome.COMPLETED, encode_result(None, limit=99)),
+                    job.counters,
+                    plan.policy,
+                    self._rng,
+                ),
+            ),
         )
 """
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from fluxmesh.errors import StorageError
 from fluxmesh.testing.history import Happening
 from tests.chaos.fleet import ChaosWorker, Watch
 from tests.chaos.plan import LONG_STOP, Fault, Plan
@@ -22,6 +23,8 @@ from tests.chaos.storages import NotDone, Spoilt
 
 TOLD_S: Final = 15.0  # a worker that was told to stop has ended; its grace is 2 s
 ORPHANS_S: Final = 15.0  # and so have the children of one that was killed
+UNREACHABLE: Final = StorageError.exit_code  # of a worker that meets no storage when it starts
+_MANAGE_S: Final = 0.5
 _LOOK_S: Final = 0.02
 _READY_S: Final = 10.0
 _MOST_AT_ONCE: Final = 12
@@ -60,6 +63,7 @@ class Nemesis:
     ) -> None:
         self.done: list[Done] = []
         self.leftovers: list[str] = []
+        self.ended_alone: list[str] = []
         self.slots = [Slot(number) for number in range(len(plan.workers))]
         self._plan = plan
         self._storage = storage
@@ -91,6 +95,9 @@ class Nemesis:
     def run(self, start_s: float) -> None:
         """All faults, and at the end everything mended. Returns when the plan's time is over."""
         self._start_s = start_s
+        over = threading.Event()
+        manager = threading.Thread(target=self._manage, args=(over,), name="manager", daemon=True)
+        manager.start()
         with ThreadPoolExecutor(_MOST_AT_ONCE, "fault") as pool:
             for number, fault in enumerate(self._plan.faults):
                 time.sleep(max(0.0, start_s + fault.at_s - time.monotonic()))
@@ -98,12 +105,29 @@ class Nemesis:
             if self._plan.primary_lost_at_s is not None:
                 self._carry_out(Fault(0.0, "primary_lost", 0), random.Random(self._plan.seed))
             time.sleep(max(0.0, start_s + self._plan.seconds - time.monotonic()))
-        for slot in self.slots:
-            with slot.lock:
-                if slot.worker is None or not slot.worker.running:
-                    self.start_worker(slot)
+        over.set()
+        manager.join(_READY_S)
+        self._replace_ended()
         for thread in self._endings:
             thread.join(TOLD_S + 5)
+
+    def _manage(self, over: threading.Event) -> None:
+        """Start workers anew that have ended by themselves, as a service manager does."""
+        while not over.wait(_MANAGE_S):
+            self._replace_ended()
+
+    def _replace_ended(self) -> None:
+        for slot in self.slots:
+            with slot.lock:
+                worker = slot.worker
+                if worker is None or worker.running:
+                    continue
+                code = worker.wait(1)
+                self.ended_alone.append(f"{worker.name} with {code}")
+                if code != UNREACHABLE:
+                    self.leftovers.append(f"worker {worker.name} ended by itself with {code}")
+                self._aside.append(worker)
+                self.start_worker(slot)
 
     def counted(self) -> dict[str, int]:
         return dict(Counter(one.kind for one in self.done if one.counts))
@@ -133,7 +157,6 @@ class Nemesis:
     # -- faults of workers -------------------------------------------------------------------------------
     def _standing(self, slot: Slot) -> ChaosWorker:
         if slot.worker is None or not slot.worker.running:
-            self.start_worker(slot)
             raise NotDone("the worker had ended by itself")
         return slot.worker
 
@@ -200,7 +223,7 @@ class Nemesis:
         return f"pids {stopped} for {length_s:g} s"
 
     def _freeze_both(self, fault: Fault, rng: random.Random) -> str:
-        """The storage, then a worker that waits for its answer; the storage goes on long before the worker does."""
+        """The storage, then a worker that waits for its answer; the storage goes on long before it."""
         slot = self.slots[fault.slot]
         with slot.lock, ExitStack() as stack:
             worker = self._standing(slot)

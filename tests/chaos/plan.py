@@ -91,8 +91,8 @@ class Submission(Struct, frozen=True):
 
 
 class Fault(Struct, frozen=True):
-    """`slot`: which of the workers, for what is done to workers; `length_s`: how long it lasts; `amount`: by how
-    much, for a clock."""
+    """`slot`: which of the workers, for what is done to workers; `length_s`: how long it lasts; `amount`: by
+    how much, for a clock."""
 
     at_s: float
     kind: str
@@ -130,7 +130,7 @@ def make_plan(
     favours: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
 ) -> Plan:
-    """All choices of a run. `favours`: no other faults than these; `without`: kinds that this machine cannot do."""
+    """All choices of a run. `favours`: no other faults than these; `without`: none of these."""
     rng = random.Random(f"{seed} {storage}")
     workers = tuple(
         WorkerSpec(2 if rng.random() < 0.4 else None, rng.randint(3, 5)) for _ in range(rng.randint(2, 3))
@@ -159,8 +159,10 @@ def _jobs(rng: random.Random, seconds: float) -> tuple[Submission, ...]:
         [kind] = rng.choices(kinds, weights)
         made.append(_job(rng, round(at_s, 3), kind))
         at_s += rng.expovariate(JOBS_EACH_S)
-    for _ in range(max(1, round(seconds / POISON_EACH_S))):
-        made.append(_job(rng, round(rng.uniform(0.1, 0.7) * seconds, 3), "poison"))
+    made += [
+        _job(rng, round(rng.uniform(0.1, 0.7) * seconds, 3), "poison")
+        for _ in range(max(1, round(seconds / POISON_EACH_S)))
+    ]
     return tuple(sorted(made, key=lambda job: job.at_s))
 
 

@@ -1,4 +1,4 @@
-"""A way to a server that can be slow, lose answers, or lead to another server. On a thread with its own loop."""
+"""A way to a server that can be slow, or lose answers. On a thread with a loop of its own."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ GRACE_S: Final = 2.0
 START_S: Final = 60.0  # for processes to come up on a busy machine
 GIVE_UP_S: Final = 35.0  # producers, after the faults have ended
 DRAIN_S: Final = 60.0
+MUTANT_DRAIN_S: Final = 20.0  # what has not ended by then is caught
 PROBES_S: Final = 15.0
 _LOOK_S: Final = 0.1
 _SIGHT_S: Final = 1.0
@@ -117,7 +118,9 @@ class Run:
             self._start_workers()
             producers = self._run_faults()
             history = self._finish(producers)
-        verdict = judge(history)
+            verdict = judge(history)
+            if verdict.violations:
+                self.storage.keep(self.folder)
         report = self._report(history, verdict, time.monotonic() - began_s)
         (self.folder / "report.json").write_bytes(msgspec.json.encode(report))
         (self.folder / "violations.txt").write_text("\n\n".join(map(str, verdict.violations)))
@@ -213,8 +216,6 @@ class Run:
         queue = self._open()
         while not self._over.wait(_SIGHT_S):
             with contextlib.suppress(FluxMeshError):
-                asked_ns = time.monotonic_ns()
-                del asked_ns
                 for job in self._records(queue):
                     self._sight(job)
         queue.close()
@@ -244,7 +245,8 @@ class Run:
             except subprocess.TimeoutExpired:
                 producer.kill()
                 producer.wait(10)
-        leftovers = [] if self._drained(DRAIN_S) else [f"not all jobs have ended in {DRAIN_S:g} s"]
+        drain_s = MUTANT_DRAIN_S if self.mutant else DRAIN_S
+        leftovers = [] if self._drained(drain_s) else [f"not all jobs have ended in {drain_s:g} s"]
         self._over.set()
         leftovers += self._probe()
         leftovers += self.nemesis.leftovers

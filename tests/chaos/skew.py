@@ -1,6 +1,7 @@
 """A machine whose clock is wrong: this process's wall clock, shifted by a file that the nemesis writes.
 
-Not fluxmesh's OffsetClock: a storage with a clock of its own (Redis) is to keep it, and only its clients are off.
+Not fluxmesh's OffsetClock: a storage with a clock of its own (Redis) is to keep it, and only its clients
+are off.
 """
 
 from __future__ import annotations

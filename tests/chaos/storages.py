@@ -37,7 +37,7 @@ class NotDone(Exception):
 
 
 class Spoilt(Protocol):
-    """A storage. Faults are context managers: inside them the storage is spoilt; they raise NotDone if it is not."""
+    """A storage. Inside a fault it is spoilt; NotDone is raised if it is not."""
 
     door: BackDoor
     url: str
@@ -48,6 +48,7 @@ class Spoilt(Protocol):
     def env_of_worker(self, slot: int) -> dict[str, str]: ...
     def fault(self, kind: str, rng: random.Random, amount: float) -> Iterator[None]: ...
     def leftovers(self) -> list[str]: ...
+    def keep(self, folder: Path) -> None: ...
     def close(self) -> None: ...
 
 
@@ -165,9 +166,9 @@ class SqliteStorage:
         with (
             closing(apsw.Connection(str(self.door.path))) as db,
             closing(apsw.Connection(str(folder / "jobs.db"))) as copy,
+            copy.backup("main", db, "main") as backup,
         ):
-            with copy.backup("main", db, "main") as backup:
-                backup.step()
+            backup.step()
 
 
 # -- Redis -----------------------------------------------------------------------------------------------

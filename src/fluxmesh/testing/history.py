@@ -56,8 +56,8 @@ class Answer(StrEnum):
 
 
 class Told(Struct, frozen=True):
-    """The last word about one id. `expected`: how a job of its kind ends, if its processes do not die under it
-    too often."""
+    """The last word about one id. `expected`: how a job of its kind ends, if its processes do not die under
+    it too often."""
 
     id: str
     answer: Answer
@@ -111,12 +111,12 @@ class Story(Struct, frozen=True):
 class History(Struct, frozen=True, kw_only=True):
     """Everything that is known of a run.
 
-    `lease_s`, `beat_s`: of all its workers. `storage_us`: what to add to microseconds of the monotonic clock to
-    get the storage's time; None: its clock was stepped, so that its stamps say nothing about order.
-    `max_concurrent`: limits of tasks. `losses`: when a primary was lost whose last writes its replica may lack.
-    `told_counts` and `walked_counts`: jobs by status as the counters tell and as they were counted one by one.
-    `leftovers`: what the end of the run found that should not be there, in words. `pruned`: ids of jobs that were
-    removed on purpose.
+    `lease_s`, `beat_s`: of all its workers. `storage_us`: what to add to microseconds of the monotonic clock
+    to get the storage's time; None: its clock was stepped, so that its stamps say nothing about order.
+    `max_concurrent`: limits of tasks. `losses`: when a primary was lost whose last writes its replica may
+    lack. `told_counts` and `walked_counts`: jobs by status as the counters tell and as they were counted one
+    by one. `leftovers`: what the end of the run found that should not be there, in words. `pruned`: ids of
+    jobs that were removed on purpose.
     """
 
     effects: Sequence[Effect]
@@ -152,8 +152,8 @@ class Violation(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """`excused`: overlaps with a run whose owner was frozen for longer than its lease. `rolled_back`: jobs whose
-    last steps may have been lost with a primary. `reruns`: starts beyond the first of a job."""
+    """`excused`: overlaps with a run whose owner was frozen for longer than its lease. `rolled_back`: jobs
+    whose last steps may have been lost with a primary. `reruns`: starts beyond the first of a job."""
 
     violations: tuple[Violation, ...]
     starts: int = 0

@@ -1,7 +1,7 @@
 """Bodies beside each other: two of one job, more of one key or task than its limit allows.
 
-The one exception that is promised to nobody: a run whose owner was frozen for longer than its lease may still go
-on when the job runs elsewhere. It is counted.
+One exception is documented: a run whose owner was frozen for longer than its lease may still go on when the
+job runs elsewhere. It is counted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Overlaps:
         return self._index.lapse_ns(before.pid, before.start_ns, after.start_ns) is not None
 
     def _was_on_its_way(self, run: Run) -> bool:
-        """It was claimed, its process was stopped for longer than its lease, and it begins as that goes on."""
+        """It was claimed, its process was stopped for longer than its lease, and it begins as that ends."""
         index = self._index
         return any(
             0 <= run.start_ns - stop.end_ns <= _ON_ITS_WAY_NS

@@ -1,4 +1,4 @@
-"""What the records, histories and effects of jobs have to agree about. One rule a function, one list of them."""
+"""What the records, histories and effects of jobs have to agree about. One rule a function."""
 
 from __future__ import annotations
 
