@@ -54,8 +54,6 @@ def carried_out(seed: int, storage: str, seconds: float, folder: Path, mutant: s
 
 def without_of(storage: str) -> tuple[str, ...]:
     """Kinds of faults that are not to be had: a disk of one's own, to be filled, takes root."""
-    if storage == "replicas":
-        return ("storage_slow", "replies_lost")
     return ("storage_full",) if storage == "sqlite" and os.geteuid() != 0 else ()
 
 
@@ -64,8 +62,9 @@ def tell(report: Report) -> None:
     verdict = "0 violations" if report.passed else f"{len(report.violations)} VIOLATIONS, see {report.folder}"
     print(
         f"seed {report.seed} {report.storage} ({report.plan}): {report.jobs} jobs, {report.starts} starts,"
-        f" {report.reruns} re-runs, {sum(report.faults.values())} faults ({faults}),"
-        f" {report.excused_overlaps} excused overlaps, {report.took_s:g} s: {verdict}",
+        f" {report.reruns} re-runs, {report.replayed} replayed,"
+        f" {sum(report.faults.values())} faults ({faults}), {report.rolled_back} rolled back,"
+        f" {report.excused_overlaps} excused overlaps, {report.took_s:g} s {report.phases}: {verdict}",
         flush=True,
     )
     if report.not_done:

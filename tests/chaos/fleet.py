@@ -16,8 +16,7 @@ from fluxmesh.testing.history import Happening, ProcessEvent
 from tests.cases.workers import Group
 from tests.chaos.plan import WorkerSpec
 
-_LOOK_MS: Final = 40
-_NS: Final = 1_000_000_000
+_LOOK_MS: Final = 100  # for new processes; ends are told at once
 
 
 class ChaosWorker(Group):

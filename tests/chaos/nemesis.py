@@ -25,6 +25,7 @@ TOLD_S: Final = 15.0  # a worker that was told to stop has ended; its grace is 2
 ORPHANS_S: Final = 15.0  # and so have the children of one that was killed
 UNREACHABLE: Final = StorageError.exit_code  # of a worker that meets no storage when it starts
 _MANAGE_S: Final = 0.5
+_RELEASED_S: Final = 0.3  # a storage that was frozen lets nobody be reaped for a lease: a little more
 _LOOK_S: Final = 0.02
 _READY_S: Final = 10.0
 _MOST_AT_ONCE: Final = 12
@@ -102,8 +103,6 @@ class Nemesis:
             for number, fault in enumerate(self._plan.faults):
                 time.sleep(max(0.0, start_s + fault.at_s - time.monotonic()))
                 pool.submit(self._carry_out, fault, random.Random(f"{self._plan.seed} fault {number}"))
-            if self._plan.primary_lost_at_s is not None:
-                self._carry_out(Fault(0.0, "primary_lost", 0), random.Random(self._plan.seed))
             time.sleep(max(0.0, start_s + self._plan.seconds - time.monotonic()))
         over.set()
         manager.join(_READY_S)
@@ -227,17 +226,17 @@ class Nemesis:
         slot = self.slots[fault.slot]
         with slot.lock, ExitStack() as stack:
             worker = self._standing(slot)
-            child = self._child_of(worker)
+            self._child_of(worker)
             frozen = ExitStack()
             stack.enter_context(frozen)
             frozen.enter_context(self._storage.fault("storage_frozen", rng, 0.0))  # type: ignore[arg-type]
             time.sleep(fault.length_s)
-            stopped = self._watch.stop_them([child])
+            stopped = self._watch.stop_them(self._watch.children(worker.pid))
             try:
                 frozen.close()
                 if not stopped:
                     raise NotDone("nothing stands still")
-                time.sleep(self._lease_s * LONG_STOP[1] + 1.0)
+                time.sleep(self._lease_s * rng.uniform(*LONG_STOP) + _RELEASED_S)
             finally:
                 self._watch.continue_them(stopped)
         return f"pids {stopped}"

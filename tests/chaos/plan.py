@@ -33,7 +33,7 @@ STORAGE_KINDS: Final = {
         "clock",
         "freeze_both",
     ),
-    "replicas": ("storage_slow", "replies_lost"),
+    "replicas": (),
 }
 # kind -> least and most seconds it lasts. Those of a stop are in leases.
 LENGTHS: Final = {
@@ -43,9 +43,9 @@ LENGTHS: Final = {
     "storage_full": (1.0, 4.0),
     "replies_lost": (0.3, 1.5),
     "clock": (2.0, 6.0),
-    "freeze_both": (0.5, 1.0),
+    "freeze_both": (0.8, 2.0),
 }
-SHORT_STOP: Final = (0.2, 0.6)
+SHORT_STOP: Final = (0.2, 0.55)
 LONG_STOP: Final = (1.5, 2.3)
 CLOCK_STEP_MOST_S: Final = 15.0
 FAULTS_EACH_60_S: Final = 20
@@ -114,7 +114,6 @@ class Plan(Struct, frozen=True):
     jobs: tuple[Submission, ...]
     faults: tuple[Fault, ...]
     replays_at_s: tuple[float, ...] = ()
-    primary_lost_at_s: float | None = None
 
     @property
     def digest(self) -> str:
@@ -146,8 +145,7 @@ def make_plan(
         if favours or seconds < 30 or enough:
             break
     replays = tuple(sorted(round(rng.uniform(0.4, 0.9) * seconds, 2) for _ in range(3)))
-    lost_at_s = round(rng.uniform(0.4, 0.6) * seconds, 2) if storage == "replicas" else None
-    return Plan(seed, storage, seconds, workers, jobs, faults, replays, lost_at_s)
+    return Plan(seed, storage, seconds, workers, jobs, faults, replays)
 
 
 # -- jobs ------------------------------------------------------------------------------------------------
@@ -257,6 +255,8 @@ def _faults(
             fault = _of_worker(rng, round(at_s, 2), bag.draw(), slot, LEASE_S[storage])
             found.append(fault)
             at_s += fault.length_s + rng.uniform(4.0, 8.0) * hurry
+    if storage == "replicas":
+        found.append(Fault(round(rng.uniform(0.4, 0.6) * seconds, 2), "primary_lost", 0))
     bag = _Bag(rng, of_storage)
     at_s = rng.uniform(2.0, 4.0)
     while of_storage and at_s < seconds - 2.0:

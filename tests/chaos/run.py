@@ -70,10 +70,13 @@ class Report(Struct, frozen=True):
     reruns: int
     excused_overlaps: int
     rolled_back: int
+    replayed: int
     faults: dict[str, int]
     not_done: dict[str, int]
     ends: dict[str, int]
     took_s: float
+    phases: dict[str, float]  # seconds of each
+    load: float
     violations: list[str]
     folder: str
 
@@ -95,6 +98,13 @@ class Run:
         self._sightings: dict[tuple[str, int, str, int], Sighting] = {}
         self._over = threading.Event()
         self._told: list[Told] = []
+        self._phases: dict[str, float] = {}
+        self._phase_s = time.monotonic()
+
+    def _phase_ends(self, name: str) -> None:
+        now_s = time.monotonic()
+        self._phases[name] = round(now_s - self._phase_s, 1)
+        self._phase_s = now_s
 
     def carry_out(self) -> Report:
         began_s = time.monotonic()
@@ -116,7 +126,9 @@ class Run:
             self.queue = self._open()
             stack.callback(self.queue.close)
             self._start_workers()
+            self._phase_ends("start")
             producers = self._run_faults()
+            self._phase_ends("faults")
             history = self._finish(producers)
             verdict = judge(history)
             if verdict.violations:
@@ -245,10 +257,13 @@ class Run:
             except subprocess.TimeoutExpired:
                 producer.kill()
                 producer.wait(10)
+        self._phase_ends("producers")
         drain_s = MUTANT_DRAIN_S if self.mutant else DRAIN_S
         leftovers = [] if self._drained(drain_s) else [f"not all jobs have ended in {drain_s:g} s"]
+        self._phase_ends("drain")
         self._over.set()
         leftovers += self._probe()
+        self._phase_ends("probes")
         leftovers += self.nemesis.leftovers
         leftovers += [
             f"{row.running} jobs of queue {row.queue} count as running"
@@ -263,6 +278,7 @@ class Run:
         walked = self.storage.door.places()
         leftovers += self.storage.leftovers()
         self.nemesis.kill_all()
+        self._phase_ends("records")
         return self._history(stories, told_counts, walked, leftovers)
 
     def _history(
@@ -361,10 +377,13 @@ class Run:
             reruns=verdict.reruns,
             excused_overlaps=verdict.excused,
             rolled_back=verdict.rolled_back,
+            replayed=sum(1 for story in history.stories if story.record.life > 1),
             faults=self.nemesis.counted(),
             not_done=dict(Counter(f"{one.kind}: {one.what}" for one in self.nemesis.done if not one.counts)),
             ends=dict(Counter(story.record.status.value for story in history.stories)),
             took_s=round(took_s, 1),
+            phases=self._phases,
+            load=round(os.getloadavg()[0], 1),
             violations=[str(one) for one in verdict.violations],
             folder=str(self.folder),
         )

@@ -41,7 +41,6 @@ class Spoilt(Protocol):
 
     door: BackDoor
     url: str
-    without: tuple[str, ...]  # kinds of faults that cannot be had here
     clock_is_stepped: bool  # stamps of the storage say nothing about order any more
 
     def env(self) -> dict[str, str]: ...
@@ -64,7 +63,6 @@ class SqliteStorage:
             options = f"size={DISK_BYTES}"
             made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self._disk], check=False)
             self._mounted = made.returncode == 0
-        self.without: tuple[str, ...] = () if self._mounted else ("storage_full",)
         self._clock_file = folder / "clock"
         OffsetClock.write(self._clock_file)
         self.clock_is_stepped = False
@@ -184,7 +182,6 @@ class RedisStorage:
         self.proxy = Proxy(self._server.port, rng)
         self.url = f"redis://127.0.0.1:{self.proxy.port}/0"
         self.door: BackDoor = RedisDoor(self._server, 0, _NAMESPACE, url=self.url)
-        self.without: tuple[str, ...] = ()
         self.clock_is_stepped = False
 
     def env(self) -> dict[str, str]:
@@ -326,7 +323,6 @@ class ReplicatedStorage:
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self._servers: list[Server] = []
-        self.without: tuple[str, ...] = ("storage_slow", "replies_lost")
         self.clock_is_stepped = False
         self._primary = primary(folder / "primary")
         self._servers.append(self._primary)

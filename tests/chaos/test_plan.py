@@ -40,6 +40,11 @@ def test_twenty_runs_draw_every_kind_often(storage: str) -> None:
         assert drawn[kind] >= 13, (kind, drawn)  # some may not come about, and 10 have to
 
 
+def test_a_primary_is_lost_once() -> None:
+    for plan in plans("replicas"):
+        assert [fault.kind for fault in plan.faults].count("primary_lost") == 1
+
+
 @pytest.mark.parametrize("storage", ["sqlite", "redis", "replicas"])
 def test_faults_of_the_storage_do_not_overlap(storage: str) -> None:
     for plan in plans(storage):

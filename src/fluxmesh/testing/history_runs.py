@@ -147,8 +147,8 @@ class Index:
     def lapse_ns(self, pid: int, low_ns: float, high_ns: float) -> float | None:
         """The first instant between these two at which the lease of a process may have lapsed, because it had
         been stopped for so long; None: there is none."""
-        lease_s, beat_s = self.history.lease_s, self.history.beat_s
-        patience_ns = (lease_s - 1.5 * beat_s) * NS
+        # The last beat before a stop may have been sent a beat and a bit earlier.
+        patience_ns = (self.history.lease_s - 1.2 * self.history.beat_s) * NS
         for stop in self.stops_of.get(pid, ()):
             at = stop.start_ns + patience_ns
             if at <= stop.end_ns and at <= high_ns and stop.end_ns >= low_ns:
