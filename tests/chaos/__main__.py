@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -126,6 +127,7 @@ def main() -> int:
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="instead: all of them, or those named")
     parser.add_argument("--folder", type=Path, help="where runs leave their evidence")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a run under way ends what it has started
     folder = options.folder or Path(tempfile.mkdtemp(prefix="fluxmesh-chaos-"))
     if options.mutants is not None:
         names = options.mutants or list(MUTANTS)
