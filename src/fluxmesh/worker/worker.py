@@ -362,6 +362,8 @@ class Worker:
         if not self._begun:
             self._wish = self._wish or (end, grace_s)
         elif self._closing is None:
+            # Now, and not at that task's turn: a round just woken would claim what is only given back.
+            self._fetcher.stop_claiming()
             self._closing = self._loop.create_task(self._close(end, grace_s), name="fluxmesh-worker-close")
 
     async def _close(self, end: WorkerEnd, grace_s: float) -> None:
@@ -383,7 +385,6 @@ class Worker:
     async def _drain(self, end: WorkerEnd, grace_s: float) -> None:
         _log.info("worker draining", worker=self.worker_id, why=end.value, running=self.running_count)
         self._status = "retiring" if end is WorkerEnd.RETIRED else "draining"
-        self._fetcher.stop_claiming()
         self._housekeeper.request_stop()
         self._beater.nudge()
         await self._within(self._bodies_end(), grace_s, 0.0)
