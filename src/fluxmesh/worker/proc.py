@@ -62,6 +62,10 @@ class ParentWatch:
         if not self._was_there:
             self.close()
 
+    def fileno(self) -> int:
+        """A descriptor that can be read from its end on; -1: there is none."""
+        return self._fd
+
     def gone(self) -> bool:
         if not self._was_there:
             return True

@@ -72,7 +72,9 @@ class LoopWatch:
         threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more. Any thread."""
+        """Look no more: nothing is left that a lease would be kept for. Any thread."""
+        if self._ledger is not None:
+            self._ledger.over()
         self._over.set()
 
     def _watch(self) -> None:
@@ -82,9 +84,7 @@ class LoopWatch:
                 self._over.wait(TICK_S)
         except Exception:
             _log.exception("nobody watches the loop any more")
-        finally:
-            if self._ledger is not None:
-                self._ledger.over()
+            self.stop()
 
     def _turn(self) -> None:
         now_s = self._clock.mono_s()
