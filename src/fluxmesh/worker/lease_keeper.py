@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fluxmesh.clock import Clock
+from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import FluxMeshError
 from fluxmesh.obs.log import Logger
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import Standing, WorkerView
-from fluxmesh.worker.ledger import LedgerReader, Vitals
+from fluxmesh.storage.values import Owned, Standing, WorkerView
+from fluxmesh.worker.ledger import Entry, LedgerReader, Vitals
 from fluxmesh.worker.proc import ProcessState
-from fluxmesh.worker.stall import is_silent, last_sign_s
+from fluxmesh.worker.stall import TURN_LIMIT_S, is_silent, last_sign_s
 
 VERB_S: Final = 5.0  # for one beat, its connection included
 CLOSE_S: Final = 1.0
@@ -46,6 +47,8 @@ class LeaseKeeper:
         self._storage: Storage | None = None
         self._opening = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
+        self._given_back: set[Entry] = set()  # in this silence
         self._next_s = 0.0
         self._used_s = 0.0
         self._failed = False
@@ -58,6 +61,10 @@ class LeaseKeeper:
         """Send a beat in its name if one is due."""
         registration = self._ledger.registration()
         assert registration is not None
+        if now_s - vitals.turn_s <= TURN_LIMIT_S:
+            self._given_back.clear()
+        elif state is ProcessState.RUNS:
+            self._give_back_waiting(vitals)
         if not is_silent(vitals, registration.beat_s, now_s):
             self._note_own_beats(vitals, now_s)
             return
@@ -73,9 +80,10 @@ class LeaseKeeper:
 
     async def close(self) -> None:
         """Send no more. Bounded."""
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.wait((self._beating,), timeout=CLOSE_S)
+        for task in (self._beating, self._releasing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,), timeout=CLOSE_S)
         await self._close_storage()
 
     async def opened(self) -> Storage:
@@ -121,6 +129,32 @@ class LeaseKeeper:
             self._beats += 1
         finally:
             self._beating = None
+
+    def _give_back_waiting(self, vitals: Vitals) -> None:
+        if self._releasing is not None or self._fenced == vitals.epoch:
+            return
+        new = [entry for entry in self._ledger.entries() if entry not in self._given_back]
+        taken = self._ledger.revoke(new)
+        if taken:
+            self._given_back.update(taken)
+            self._releasing = asyncio.get_running_loop().create_task(
+                self._release(vitals, taken), name="fluxmesh-release"
+            )
+
+    async def _release(self, vitals: Vitals, taken: list[Entry]) -> None:
+        owned = [Owned(entry.id, entry.token) for entry in taken]
+        try:
+            async with asyncio.timeout(VERB_S):
+                storage = await self.opened()
+                for start in range(0, len(owned), BATCH_MAX):
+                    await storage.release(self._ledger.worker(vitals.epoch), owned[start : start + BATCH_MAX])
+        except (FluxMeshError, TimeoutError) as error:
+            # They are on no list of a beat any more once the process beats again: storage releases them then.
+            self._log.warning("storage does not answer", verb="release", error=str(error) or "no answer")
+        else:
+            self._log.warning("jobs released", count=len(owned), why="process holds its interpreter")
+        finally:
+            self._releasing = None
 
     async def _let_go(self) -> None:
         try:

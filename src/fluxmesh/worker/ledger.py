@@ -9,7 +9,11 @@ which a beat in its name has to carry. Whoever watches makes the file, empty; th
 Nobody waits for anybody. A field of eight bytes is written at once; a record is read until two looks at it
 agree, and its deadline, without which it says nothing, is written last. What a torn record could say is a
 wrong job under a token that storage does not know: storage ignores it.
-"""
+
+A job whose body waits for its turn may be taken back by whoever watches, as long as the process cannot do
+that itself. Each side writes its own mark and then reads the other's (Dekker's way, with a fence between
+the two), so that at least one of them sees that the other was there: a body is never entered that was taken
+back."""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ import os
 import struct
 import sys
 import tempfile
+import threading
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -45,21 +51,25 @@ _RECORDS_AT: Final = 128
 _INT: Final = struct.Struct("=q")
 _INSTANT: Final = struct.Struct("=d")
 _TEXT: Final = struct.Struct(f"={ID_BYTES}s")
-_RECORD: Final = struct.Struct(f"={ID_BYTES}s4xqd")
+_RECORD: Final = struct.Struct(f"={ID_BYTES}sBB2xqd")  # id, waits, revoked, token, deadline
+_WAITS: Final = ID_BYTES
+_REVOKED: Final = ID_BYTES + 1
 _HEADER: Final = struct.Struct(f"=qdddd{ID_BYTES}s")
 _DEADLINE_IN_RECORD: Final = _RECORD.size - _INSTANT.size
 _LOOKS: Final = 4
 _put_record: Final = _RECORD.pack_into
 _put_instant: Final = _INSTANT.pack_into
-_EMPTY: Final = b""
 
 
 class Entry(Struct, frozen=True):
-    """A job whose body runs. `hard_s`: the instant from which on it counts as unstoppable."""
+    """A job at hand. `hard_s`: the instant from which on its body counts as unstoppable; `waits`: it was not
+    entered; `at`: where this stands."""
 
     id: str
     token: int
     hard_s: float
+    waits: bool = False
+    at: int = NONE
 
 
 class Vitals(Struct, frozen=True):
@@ -106,6 +116,7 @@ class Ledger:
         self._map = mmap.mmap(fd, size)
         self._clock = clock
         self._hard_grace_s = hard_grace_s
+        self._fence = threading.Lock()
         self._free = list(range(_RECORDS_AT, self._blob_at, _RECORD.size))
         self._map[self._blob_at : size] = blob
         self._map[: _SIZES.size] = _SIZES.pack(_MAGIC, count, len(blob))
@@ -116,8 +127,19 @@ class Ledger:
         if not free:
             return NONE
         at = free.pop()
-        _put_record(self._map, at, job_id.encode(), token, soft_s + self._hard_grace_s)
+        _put_record(self._map, at, job_id.encode(), 0, 0, token, soft_s + self._hard_grace_s)
         return at
+
+    def wait(self, at: int) -> None:
+        """Its body waits for its turn on the loop."""
+        self._map[at + _WAITS] = 1
+
+    def begin(self, at: int) -> bool:
+        """Its body is about to be entered; False: it was taken back, and must not be."""
+        self._map[at + _WAITS] = 0
+        with self._fence:
+            pass  # neither compiler nor processor moves the read before the write
+        return not self._map[at + _REVOKED]
 
     def strike(self, at: int) -> None:
         """Its body has ended, or never began."""
@@ -158,6 +180,7 @@ class LedgerReader:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._map: mmap.mmap | None = None
+        self._fence = threading.Lock()
         self._records = 0
         self._registration: Registration | None = None
 
@@ -178,10 +201,22 @@ class LedgerReader:
             return []
         found = []
         for at in range(_RECORDS_AT, _RECORDS_AT + self._records * _RECORD.size, _RECORD.size):
-            job_id, token, hard_s = _agreed(view, at)
-            if hard_s:
-                found.append(Entry(_text(job_id), token, hard_s))
+            entry = _agreed(view, at)
+            if entry is not None and entry.hard_s:
+                found.append(entry)
         return found
+
+    def revoke(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Take back those of these jobs that wait for their turn; which of them are not entered any more."""
+        view = self._mapped()
+        if view is None:
+            return []
+        marked = [entry for entry in entries if entry.waits]
+        for entry in marked:
+            view[entry.at + _REVOKED] = 1
+        with self._fence:
+            pass  # as in Ledger.begin
+        return [entry for entry in marked if _agreed(view, entry.at) == entry]
 
     def registration(self) -> Registration | None:
         """What a beat in the worker's name carries."""
@@ -206,7 +241,7 @@ class LedgerReader:
             size = os.fstat(self.fd).st_size
             if not _RECORDS_AT < size <= MAX_BYTES:
                 return None
-            view = mmap.mmap(self.fd, size, access=mmap.ACCESS_READ)
+            view = mmap.mmap(self.fd, size)
             magic, records, blob_bytes = _SIZES.unpack_from(view)
             blob_at = _RECORDS_AT + records * _RECORD.size
             if magic != _MAGIC or blob_at + blob_bytes > size:
@@ -219,15 +254,15 @@ class LedgerReader:
         return self._map
 
 
-def _agreed(view: mmap.mmap, at: int) -> tuple[bytes, int, float]:
-    before = _EMPTY
+def _agreed(view: mmap.mmap, at: int) -> Entry | None:
+    before = b""
     for _ in range(_LOOKS):
         now = view[at : at + _RECORD.size]
         if now == before:
-            job_id, token, hard_s = _RECORD.unpack(now)
-            return job_id, token, hard_s
+            job_id, waits, _, token, hard_s = _RECORD.unpack(now)
+            return Entry(_text(job_id), token, hard_s, bool(waits), at)
         before = now
-    return _EMPTY, 0, 0.0
+    return None
 
 
 def _text(field: bytes) -> str:

@@ -199,8 +199,7 @@ class Runner:
     def _entered(self, run: Run) -> bool:
         """From here on the body counts as begun. False: the job was taken back meanwhile."""
         if not self._table.enter(run):
-            if run.withdrawn and run.seated:
-                self._drop(run)
+            self._drop_withdrawn(run)
             return False
         if not self._lease.holds():
             self._give_back(run, "lease lapsed")
@@ -209,6 +208,10 @@ class Runner:
         if self._observer is not None:
             self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
         return True
+
+    def _drop_withdrawn(self, run: Run) -> None:
+        if run.withdrawn and run.seated:
+            self._drop(run)
 
     def _start_on_thread(
         self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -310,7 +313,9 @@ class Runner:
         else:
             run.context.mark_cancelled()
             if not self._table.enter(run):
-                if handle is not None:
+                if run.withdrawn:
+                    self._drop_withdrawn(run)
+                elif handle is not None:
                     handle.cancel()
             elif run.cancelled:
                 self._finish(run, End(Outcome.CANCELLED))

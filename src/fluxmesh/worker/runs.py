@@ -121,10 +121,17 @@ class RunTable:
 
     def await_entry(self, run: Run) -> None:
         self._waiting[run.job.id] = run
+        if run.ledger_at != NONE and self.ledger is not None:
+            self.ledger.wait(run.ledger_at)
 
     def enter(self, run: Run) -> bool:
         """True: the body may be entered now, and nobody will give the job back meanwhile."""
-        return self._waiting.pop(run.job.id, None) is not None
+        if self._waiting.pop(run.job.id, None) is None:
+            return False
+        if run.ledger_at != NONE and self.ledger is not None and not self.ledger.begin(run.ledger_at):
+            run.withdrawn = True  # by whoever watches over this process
+            return False
+        return True
 
     def unseat(self, run: Run) -> None:
         """Its slot is free again: it has ended, or cannot be stopped."""

@@ -24,7 +24,7 @@ TICK_S: Final = 0.5  # the watching thread turns so often
 TURN_LIMIT_S: Final = TICK_S + LAG_LIMIT_S
 # After its hard timeout a job is given so long before its process is ended: with a look, and the time to tell
 # storage, that is just under a second.
-OVERDUE_S: Final = 0.7
+OVERDUE_S: Final = 0.6
 # A stall counts from when it was seen in unbroken looks: whoever watches may have slept as well, and what
 # wakes up with it has to be given the time to say so.
 SEEN_S: Final = 0.6
@@ -62,7 +62,8 @@ def stands_since_s(vitals: Vitals, now_s: float) -> float:
 
 def is_ground(entry: Entry, vitals: Vitals, now_s: float) -> bool:
     """True for a job past its time that the loop had no chance to deal with: it has not turned since."""
-    return now_s - entry.hard_s >= OVERDUE_S and entry.hard_s > vitals.answered_s - _TIMER_SLACK_S
+    overdue = not entry.waits and now_s - entry.hard_s >= OVERDUE_S
+    return overdue and entry.hard_s > vitals.answered_s - _TIMER_SLACK_S
 
 
 class StallJudge:
@@ -118,10 +119,11 @@ def _stall(vitals: Vitals, entries: Sequence[Entry], now_s: float, how_long: str
     """Its jobs are to blame: the overdue ones, the one in which its loop stands, the only one."""
     turns = now_s - vitals.turn_s <= TURN_LIMIT_S
     what = f"its loop stood still {how_long}" if turns else f"it gave no sign of life {how_long}"
-    guilty = {entry.id for entry in entries if entry.hard_s <= now_s or entry.id == vitals.blocked_by}
-    if not guilty and len(entries) == 1:
-        guilty = {entries[0].id}
-    if entries and not guilty:
+    entered = [entry for entry in entries if not entry.waits]
+    guilty = {entry.id for entry in entered if entry.hard_s <= now_s or entry.id == vitals.blocked_by}
+    if not guilty and len(entered) == 1:
+        guilty = {entered[0].id}
+    if entered and not guilty:
         return Stall(what, culprit_unknown=True)
     return Stall(what, _notes(entries, guilty))
 
