@@ -155,11 +155,11 @@ class Lab:
         self.await_workers(group)
         return group
 
-    def standby(self, worker_id: str, *flags: str, concurrency: int = 4) -> WorkerGroup:
+    def standby(self, worker_id: str, *flags: str, concurrency: int = 4, **settings: Any) -> WorkerGroup:
         """Start `fluxmesh worker` up to the instant before it opens its storage: it begins at `let_in`,
         however long a process takes to start on a busy machine."""
         gate = self.folder / f"gate-of-{worker_id}"
-        env = {**self.env(), GATE_ENV: str(gate)}
+        env = {**self.env(**settings), GATE_ENV: str(gate)}
         group = WorkerGroup(worker_id, flags, concurrency=concurrency, env=env, folder=self.folder)
         self.groups.append(group)
         reached = gate.with_name(f"{gate.name}.reached")
@@ -202,7 +202,7 @@ class Lab:
     def members(self, group: WorkerGroup | DirectWorker) -> list[WorkerInfo]:
         """Rows of the workers that are processes of this group and ready."""
         rows = self.queue.list_workers()
-        return [row for row in rows if row.status == "ready" and _group_of(row.pid) == group.pid]
+        return [row for row in rows if row.status == "ready" and group_of(row.pid) == group.pid]
 
     # -- jobs --------------------------------------------------------------------------------------
     def submit(self, task: str, *args: Any, **options: Any) -> JobHandle[Any]:
@@ -326,7 +326,7 @@ class Lab:
             await storage.close()
 
 
-def _group_of(pid: int) -> int | None:
+def group_of(pid: int) -> int | None:
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

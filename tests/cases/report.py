@@ -14,6 +14,7 @@ LINES: Final[list[str]] = []  # of this session
 TITLES: Final = {
     "C01": "worker killed in the middle",
     "C02": "healthy job far longer than the lease",
+    "C03": "blocking call inside an async job",
     "C05": "bookkeeping lost",
     "C06": "one bad message must not hurt the batch",
     "C07": "Redis restarts",
@@ -32,7 +33,9 @@ TITLES: Final = {
     "crowd": "many processes on one storage",
     "death": "killed beside an idle worker",
     "sigterm": "many SIGTERMs under load",
+    "held": "a process that cannot say that it lives",
     "outage": "storage out of reach, clock stepped",
+    "stall": "a body that does not end in its time",
 }
 
 FULL: Final = os.environ.get(FULL_ENV) == "full"
@@ -61,6 +64,10 @@ class Case:
     def at_most(self, what: str, measured: float, bound: float) -> None:
         """Note a figure that must not be greater than its bound; judged in `close`."""
         self._note(what, round(measured, 3), f"<= {bound:g}", holds=measured <= bound)
+
+    def at_least(self, what: str, measured: float, bound: float) -> None:
+        """The same for a figure that must not be smaller."""
+        self._note(what, round(measured, 3), f">= {bound:g}", holds=measured >= bound)
 
     def equal(self, what: str, measured: Any, expected: Any) -> None:
         """Note something that must be just so; judged in `close`."""

@@ -1,10 +1,11 @@
-"""One child process of a supervisor, with the two pipes between them.
+"""One child process of a supervisor, with what is between them: two pipes and a ledger.
 
 * Its standard input never carries a byte: its end of file tells the child that the supervisor is gone.
 * `--report-fd N` (appended to its arguments) takes JSON lines from the child: {"epoch": 17} when it has
   registered, {"ready": true} when it takes jobs, {"ended": true, "left_running": N} when its worker has come
   to its end, but for so many bodies, which end with the process, {"hopeless": true} when it ends by what no
   other child would fare better with.
+* `--ledger-fd N` (appended too) is a file that the child writes its signs of life into (ledger.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from fluxmesh.obs.log import Logger
+from fluxmesh.worker.ledger import LEDGER_FLAG, LedgerReader, make_ledger_file
 
 REPORT_FLAG: Final = "--report-fd"
 MAX_LINE_BYTES: Final = 16 << 10
@@ -56,10 +58,12 @@ class ChildProcess:
         *,
         stdin_fd: int,
         report_fd: int,
+        ledger: LedgerReader,
         log: Logger,
         on_ready: Callable[[], object],
     ) -> None:
         self.pid = process.pid
+        self.ledger = ledger
         self.epoch: int | None = None
         self.ready = False
         self.ended = False
@@ -78,23 +82,25 @@ class ChildProcess:
     @classmethod
     async def spawn(cls, spec: ChildSpec, *, log: Logger, on_ready: Callable[[], object]) -> ChildProcess:
         """Start it, in this process's group. Raises OSError; then nothing was started."""
+        ledger = LedgerReader(make_ledger_file())
         child_stdin, stdin_fd = os.pipe()
         report_fd, child_report = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.argv,
-                REPORT_FLAG,
-                str(child_report),
+                *(LEDGER_FLAG, str(ledger.fd)),
+                *(REPORT_FLAG, str(child_report)),
                 stdin=child_stdin,
-                pass_fds=(child_report,),
+                pass_fds=(child_report, ledger.fd),
                 env=None if spec.env is None else dict(spec.env),
             )
         except BaseException:
             _close(stdin_fd, report_fd)
+            ledger.close()
             raise
         finally:
             _close(child_stdin, child_report)
-        return cls(process, stdin_fd=stdin_fd, report_fd=report_fd, log=log, on_ready=on_ready)
+        return cls(process, stdin_fd=stdin_fd, report_fd=report_fd, ledger=ledger, log=log, on_ready=on_ready)
 
     def send(self, number: signal.Signals) -> None:
         """Signal it, unless it has ended."""
@@ -106,7 +112,8 @@ class ChildProcess:
 
     async def wait(self) -> int:
         """Its exit status, or minus the signal that killed it. Takes what it reported last, then closes
-        the pipes: a grandchild may hold on to its ends, and is not waited for."""
+        the pipes: a grandchild may hold on to its ends, and is not waited for. The ledger is left to be
+        closed."""
         try:
             code = await self._process.wait()
             self._read()

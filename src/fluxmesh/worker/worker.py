@@ -28,12 +28,14 @@ from fluxmesh.worker.isolated.isolation import check_isolation
 from fluxmesh.worker.isolated.process import KILL_S
 from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.ledger import Ledger
 from fluxmesh.worker.notices import NoticeListener
 from fluxmesh.worker.observe import LeaseLapsed, Observer
 from fluxmesh.worker.progress import ProgressSender
 from fluxmesh.worker.runner import Runner
 from fluxmesh.worker.runs import RunTable
 from fluxmesh.worker.slots import Slots, checked_reserve
+from fluxmesh.worker.watch import LoopWatch, Orphanage
 
 STUCK_PER_SLOT: Final = 2  # more bodies than this that cannot be stopped, and the worker retires at once
 OPEN_S: Final = 30.0
@@ -42,6 +44,8 @@ HURRIED_GRACE_S: Final = 0.15
 HURRIED_FLUSH_S: Final = 0.3
 RESOURCES_S: Final = 10.0  # to close what the worker built
 LEAVE_S: Final = 0.2  # for each part of the worker to end
+ORPHAN_SLACK_S: Final = 2.0  # beyond the grace periods, before a worker without a supervisor ends itself
+LAST_WORDS_S: Final = 1.0
 _log = get_logger("worker")
 
 
@@ -112,6 +116,7 @@ class Worker:
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
+        self._orphanage: Orphanage | None = None
         self._status = "ready"
         self._ref = WorkerRef(config.worker_id, 0)
         self._command: str | None = None
@@ -145,6 +150,30 @@ class Worker:
         process; a loop they run on would wait for them for ever."""
         return len(self._table.bodies())
 
+    def write_ledger(self, fd: int) -> None:
+        """Before the start: write into this file what whoever watches over this process has to know
+        (ledger.py). The descriptor is not kept. Raises OSError, ValueError."""
+        self._table.ledger = Ledger(
+            fd,
+            self._registration,
+            concurrency=self._config.concurrency,
+            hard_grace_s=self._settings.hard_grace_s,
+            clock=self._clock,
+        )
+
+    def end_without(self, supervisor_fd: int, end: Callable[[], None]) -> None:
+        """Before the start: once the other end of this pipe is gone, and the loop stands still, so that it
+        cannot drain, call `end`, which ends the process. What that means for the jobs is stored before, if
+        possible."""
+        settings = self._settings
+        patience_s = self._config.grace_s + settings.hard_grace_s + ORPHAN_SLACK_S
+
+        def with_last_words() -> None:
+            self._beater.say_last_words(LAST_WORDS_S)
+            end()
+
+        self._orphanage = Orphanage(supervisor_fd, patience_s, with_last_words)
+
     # -- beginning -----------------------------------------------------------------------------------
     async def start(self) -> None:
         """Open storage, register, begin to beat and to claim. Raises what any of the first three raises."""
@@ -159,6 +188,8 @@ class Worker:
             epoch = await self._storage.register(self._registration)
             self._ref = WorkerRef(self.worker_id, epoch)
             self._lease.renewed(sent_s)
+            if self._table.ledger is not None:
+                self._table.ledger.registered(epoch, sent_s)
             self._make_parts()
             await self._start_beats()
         except BaseException:
@@ -191,6 +222,7 @@ class Worker:
                 message = f"the connection for heartbeats did not open in {OPEN_S:g} s"
                 raise StorageUnreachable(message, hint="see `fluxmesh doctor`") from None
             raise
+        self._watch.start()
 
     def _make_parts(self) -> None:
         beat_s = self._settings.beat_every_s
@@ -238,6 +270,18 @@ class Worker:
             beat_s=beat_s,
             on_report=self._on_report,
             on_failure=self._on_failure,
+            on_end=lambda: self._watch.stop(),
+            ledger=self._table.ledger,
+        )
+        self._watch = LoopWatch(
+            self._loop,
+            name=self.worker_id,
+            table=self._table,
+            clock=self._clock,
+            ledger=self._table.ledger,
+            orphanage=self._orphanage,
+            on_blocked=self._beater.give_back_waiting,
+            is_alone=self._beater.is_alone,
             observer=self._observer,
         )
         self._notices = NoticeListener(self._storage, self._ref, nudge_beat=self._beater.nudge)
