@@ -9,11 +9,7 @@ SECONDS ?=
 MUTANTS ?=
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: setup services demo test cases chaos bench lint format clean help
-=======
-.PHONY: setup services demo test slow cases bench lint format clean help
->>>>>>> suite
+.PHONY: setup services demo test slow cases chaos bench lint format clean help
 
 setup: ## make .venv and install the project with its tools (fast when nothing changed)
 	@sh scripts/setup.sh

@@ -1,12 +1,7 @@
 #!/bin/sh
 # The whole suite. With arguments, one pytest that gets them. Without: what needs the processor runs in two halves beside each
-<<<<<<< HEAD
-# other, then the cases and short chaos runs alone, which watch the clock. The output of the first half is shown when the
-# second has ended.
-=======
 # other; then the cases, which watch the clock and mostly wait, alone and in two groups beside each other. The output of the
 # first of two is shown when the second has ended.
->>>>>>> suite
 set -u
 
 cd "$(dirname "$0")/.."
@@ -36,22 +31,6 @@ trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-<<<<<<< HEAD
-.venv/bin/python -m pytest -m "not slow" -p no:cacheprovider \
-    tests/unit tests/architecture tests/types tests/contract tests/api >"$log" 2>&1 &
-first=$!
-suite tests --ignore=tests/unit --ignore=tests/architecture --ignore=tests/types --ignore=tests/contract \
-    --ignore=tests/api --ignore=tests/cases --ignore=tests/chaos
-second_code=$?
-wait "$first"
-first_code=$?
-first=
-cat "$log"
-suite tests/cases tests/chaos
-cases_code=$?
-echo "unit, architecture, types, contract, api: $first_code; service, cli: $second_code; cases, chaos: $cases_code (0 is good)"
-[ "$first_code$second_code$cases_code" = 000 ]
-=======
 begin() { # the first of two
     # Not `suite`: the process that a signal must reach is pytest itself.
     .venv/bin/python -m pytest -m "not slow" -p no:cacheprovider "$@" >"$log" 2>&1 &
@@ -97,4 +76,3 @@ deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_ke
 echo "unit, architecture, types, contract, api: $first_code; service, cli: $second_code;" \
     "cases: $cases_code and $deaths_code (0 is good)"
 [ "$first_code$second_code$cases_code$deaths_code" = 0000 ]
->>>>>>> suite

@@ -21,13 +21,8 @@ from fluxmesh.storage import forks
 from fluxmesh.storage.base import checked_batch
 from fluxmesh.storage.sqlite import enqueue as enqueue_verbs
 from fluxmesh.storage.sqlite import exchange as exchange_verbs
-<<<<<<< HEAD
-from fluxmesh.storage.sqlite import forks, liveness, operate, ownership, prune, push, reads
-from fluxmesh.storage.sqlite.bells import ENDED, EVENT, NOTICE, WORK, Belfry, Bell
-=======
 from fluxmesh.storage.sqlite import liveness, operate, ownership, prune, push, reads
-from fluxmesh.storage.sqlite.bells import ENDED, EVENT, WORK, Belfry, Bell
->>>>>>> suite
+from fluxmesh.storage.sqlite.bells import ENDED, EVENT, NOTICE, WORK, Belfry, Bell
 from fluxmesh.storage.sqlite.connection import check_present, connect, file_system, path_of, prepare_schema
 from fluxmesh.storage.sqlite.engine import Answer, Call, Checkpointer, Reader, Transactor, Writer
 from fluxmesh.storage.sqlite.locks import DeathLock
