@@ -118,6 +118,14 @@ async def swallow(data: str, note: str = "", ctx: Context = None) -> int:
         return len(data)
 
 
+@queue.task(name="pass on")
+async def pass_on(delay_s: float, note: str = "", ctx: Context = None) -> str:
+    """Produces a delayed job where it runs; the id of that."""
+    with run_marked(ctx, f"{note}, produced"):
+        later = await tick.options(delay=delay_s).enqueue(f"{note}, delayed")
+    return later.id
+
+
 @queue.task(name="fail")
 async def fail(times: int, seconds: float = 0.0, note: str = "", ctx: Context = None) -> str:
     """Fails on its first attempts."""

@@ -29,6 +29,7 @@ TITLES: Final = {
     "C22a": "retention: nothing stays",
     "C22b": "full memory",
     "C22c": "a server that throws keys away",
+    "C24": "worker with a wrong clock",
     "crowd": "many processes on one storage",
     "death": "killed beside an idle worker",
     "sigterm": "many SIGTERMs under load",

@@ -21,6 +21,7 @@ from fluxmesh.storage.values import BeatAnswer, Owned, Standing, WorkerRef, Work
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.observe import LoopBlocked, Observer
 from fluxmesh.worker.runs import RunTable
+from fluxmesh.worker.skew import SkewWatch
 
 LAG_LIMIT_S: Final = 1.0
 TICK_S: Final = 0.5
@@ -76,6 +77,7 @@ class Beater:
         self._beat_now = False
         self._last: BeatReport | None = None
         self._failures = 0
+        self._skew = SkewWatch(worker.worker_id)
         self._probed_s = 0.0
         self._probe_answered = True
         self._blocked = False
@@ -179,6 +181,7 @@ class Beater:
 
     async def _beat(self, storage: Storage) -> float:
         sent_s = self._clock.mono_s()
+        sent_at_us = self._clock.wall_us()
         owned = self._table.owned()
         try:
             answer = await storage.beat(self._worker, owned, self._view())
@@ -193,6 +196,7 @@ class Beater:
         if self._failures:
             _log.warning("storage answers again", verb="beat", failures=self._failures)
             self._failures = 0
+        self._skew.look(sent_at_us, self._clock.wall_us(), answer.now_us)
         if answer.standing is Standing.GOOD:
             self._lease.renewed(sent_s)
         self._report(answer, owned)
