@@ -14,6 +14,7 @@ LINES: Final[list[str]] = []  # of this session
 TITLES: Final = {
     "C01": "worker killed in the middle",
     "C02": "healthy job far longer than the lease",
+    "C04": "frozen worker wakes up; concurrency key of 1",
     "C05": "bookkeeping lost",
     "C06": "one bad message must not hurt the batch",
     "C07": "Redis restarts",
