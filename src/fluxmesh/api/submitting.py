@@ -25,11 +25,11 @@ from fluxmesh.errors import (
     shown,
 )
 from fluxmesh.job import Job
+from fluxmesh.storage.base import asked_again
 from fluxmesh.storage.values import Enqueued, Verdict
 from fluxmesh.submission import FIELDS, OPTION_FIELDS, TASK_ONLY, NewJob, checked_arguments, prepare
 
 READ_AT_ONCE: Final = 50
-REPEATS: Final = 2  # an enqueue whose reply was lost is repeated with the same ids
 
 
 def new_job(fields: object, settings: Settings) -> NewJob:
@@ -76,14 +76,8 @@ async def _store_jobs(store: Store, jobs: Sequence[NewJob], *, made_here: Collec
     """Store at most 1,000 jobs. `made_here` are the ids that no producer chose: one that a repetition
     meets was stored by the try whose reply was lost, and is new all the same."""
     cap = store.settings.queue_cap
-    for tries_left in reversed(range(1 + REPEATS)):
-        try:
-            answers = await store.storage.enqueue(jobs, queue_cap=cap)
-            return [_as_new(answer) if answer.id in made_here else answer for answer in answers]
-        except OutcomeUnknown:
-            if not tries_left:
-                raise
-    raise AssertionError("the last try has answered or raised")
+    answers = await asked_again(lambda: store.storage.enqueue(jobs, queue_cap=cap))
+    return [_as_new(answer) if answer.id in made_here else answer for answer in answers]
 
 
 def _as_new(answer: Enqueued) -> Enqueued:

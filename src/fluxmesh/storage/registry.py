@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import DEFAULT_DATABASE, Settings
-from fluxmesh.errors import InvalidOption, StorageRefused, masked
+from fluxmesh.errors import InvalidOption, StorageRefused, masked, shown
 from fluxmesh.storage.base import Storage
 
 BACKENDS: Final[Mapping[str, str]] = {
@@ -54,6 +54,15 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
         known = ", ".join(f"{name}://" for name in BACKENDS)
         raise InvalidOption("url", f"{masked(url)!r}: unknown storage {scheme!r}", hint=f"known: {known}")
     return url
+
+
+def expanded(name: str) -> Path:
+    """A file's name with the home folder that a leading ~ stands for. Raises InvalidOption."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # there is no such user, or no home
+        hint = "write the folder's whole name, or ./~… for a file that begins so"
+        raise InvalidOption("url", f"{shown(name)}: nobody's home folder is called so", hint=hint) from None
 
 
 def _as_url(text: str) -> str:
