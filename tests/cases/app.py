@@ -158,6 +158,18 @@ async def until(path: str, note: str = "", ctx: Context = None) -> str:
     return note
 
 
+@queue.task(name="few", max_concurrent=3)
+async def few(path: str, note: str = "", ctx: Context = None) -> str:
+    """`until`, of which three run at once."""
+    with run_marked(ctx, note):
+        limit = time.monotonic() + 120
+        while not os.path.exists(path):  # noqa: ASYNC240 - a look at one name
+            if time.monotonic() > limit:
+                raise TimeoutError(path)
+            await asyncio.sleep(0.01)
+    return note
+
+
 @queue.task(name="stick")
 def stick(path: str, note: str = "", ctx: Context = None) -> str:
     """One call that nothing can interrupt, and that the case ends by opening the other end of a FIFO."""

@@ -34,6 +34,7 @@ TITLES: Final = {
     "crowd": "many processes on one storage",
     "death": "killed beside an idle worker",
     "sigterm": "many SIGTERMs under load",
+    "away": "storage away: killed, flapping, frozen, locked",
     "outage": "storage out of reach, clock stepped",
 }
 

@@ -1,4 +1,4 @@
-"""A worker that is frozen for longer than its lease, and wakes up beside the one that has taken its job: C04."""
+"""A worker that is frozen for longer than its lease, and wakes up beside the one that has its job: C04."""
 
 from __future__ import annotations
 
