@@ -119,6 +119,14 @@ async def swallow(data: str, note: str = "", ctx: Context = None) -> int:
         return len(data)
 
 
+@queue.task(name="pass on")
+async def pass_on(delay_s: float, note: str = "", ctx: Context = None) -> str:
+    """Produces a delayed job where it runs; the id of that."""
+    with run_marked(ctx, f"{note}, produced"):
+        later = await tick.options(delay=delay_s).enqueue(f"{note}, delayed")
+    return later.id
+
+
 @queue.task(name="fail")
 async def fail(times: int, seconds: float = 0.0, note: str = "", ctx: Context = None) -> str:
     """Fails on its first attempts."""
@@ -142,6 +150,18 @@ def watch(seconds: float, note: str = "", ctx: Context = None) -> str:
 @queue.task(name="until")
 async def until(path: str, note: str = "", ctx: Context = None) -> str:
     """Goes on until the case makes a file, and not for ever."""
+    with run_marked(ctx, note):
+        limit = time.monotonic() + 120
+        while not os.path.exists(path):  # noqa: ASYNC240 - a look at one name
+            if time.monotonic() > limit:
+                raise TimeoutError(path)
+            await asyncio.sleep(0.01)
+    return note
+
+
+@queue.task(name="few", max_concurrent=3)
+async def few(path: str, note: str = "", ctx: Context = None) -> str:
+    """`until`, of which three run at once."""
     with run_marked(ctx, note):
         limit = time.monotonic() + 120
         while not os.path.exists(path):  # noqa: ASYNC240 - a look at one name

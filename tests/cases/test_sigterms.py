@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
@@ -38,9 +38,10 @@ HARD_GRACE_S: Final = 1.0
 EXIT_S: Final = GRACE_S + HARD_GRACE_S + 2.0
 HURRIED_S: Final = 1.0
 SIGNALLED: Final = 200 if FULL else 10
-BATCH: Final = 20 if FULL else 10  # workers of one lab: so that judging stays short
+BATCH: Final = 10  # workers of one lab: so that each test stays short
 SIDE_BY_SIDE: Final = 3
-AWAY: Final = 20 if FULL else 2
+AWAY: Final = 10 if FULL else 1
+AWAY_BATCH: Final = 2  # one signal, and two
 BLOCKED: Final = 4  # slots for bodies in a call; as many again for short ones
 STOCK: Final = 400
 FREED_S: Final = 3.0  # until somebody has taken back what the dead one owned, its death being proven
@@ -186,11 +187,16 @@ def forgiven(story: Story) -> Story:
     return Story(record, history, story.marks)
 
 
-async def histories_of(lab: Lab, records: Iterable[Job]) -> list[list[Attempt]]:
+async def histories_of(lab: Lab, records: Sequence[Job]) -> list[list[Attempt]]:
     settings = Settings(namespace=lab.door.namespace)
     storage = await open_storage(lab.door.url, settings, create=False, clock=lab._clock())
     try:
-        return [await storage.history(record.id) or [] for record in records]
+        found: list[list[Attempt]] = []
+        for start in range(0, len(records), 200):
+            some = records[start : start + 200]
+            histories = await asyncio.gather(*(storage.history(record.id) for record in some))
+            found += [history or [] for history in histories]
+        return found
     finally:
         await storage.close()
 
@@ -216,18 +222,16 @@ def one_batch(site: Site, number: int, ends: Ends) -> tuple[list[str], int]:
         return judged(lab)
 
 
-def test_sigterms_under_load_strand_nothing_and_run_nothing_twice_at_once(site: Site, storage: str) -> None:
-    case = Case(
-        "sigterm", storage, signalled=SIGNALLED, grace_s=GRACE_S, seed=SEED, side_by_side=SIDE_BY_SIDE
-    )
-    ends, found, jobs = Ends(), [], 0
-    for number in range(SIGNALLED // BATCH):
-        told, judged_jobs = one_batch(site, number, ends)
-        found += told
-        jobs += judged_jobs
+@pytest.mark.parametrize("number", range(SIGNALLED // BATCH))
+def test_sigterms_under_load_strand_nothing_and_run_nothing_twice_at_once(
+    site: Site, storage: str, number: int
+) -> None:
+    case = Case("sigterm", storage, signalled=BATCH, grace_s=GRACE_S, seed=f"{SEED} {number}")
+    ends = Ends()
+    found, jobs = one_batch(site, number, ends)
     ends.into(case)
     case.at_most("owned_by_the_dead_worst_s", max(ends.freed_s), FREED_S)
-    case.equal("workers_ended", sum(ends.codes.values()), SIGNALLED)
+    case.equal("workers_ended", sum(ends.codes.values()), BATCH)
     case.tell("claims_on_their_way_at_the_signal", ends.claims_on_their_way)
     case.tell("jobs", jobs)
     case.tell("bodies_started", ends.bodies)
@@ -246,12 +250,15 @@ def away_once(lab: Lab, index: int, rng: random.Random, ends: Ends) -> None:
     assert not group.kill(), "a process of the worker is left"
 
 
-def away(site: Site, storage: str) -> None:
-    case = Case("sigterm", storage, signalled=AWAY, grace_s=GRACE_S, seed=SEED, storage_is="out of reach")
-    ends, rng = Ends(), random.Random(f"{SEED} away")
+def away(site: Site, storage: str, number: int) -> None:
+    seed = f"{SEED} away {number}"
+    case = Case(
+        "sigterm", storage, signalled=AWAY_BATCH, grace_s=GRACE_S, seed=seed, storage_is="out of reach"
+    )
+    ends, rng = Ends(), random.Random(seed)
     with site.lab("away", grace_s=GRACE_S, hard_grace_s=HARD_GRACE_S) as lab:
         lab.worker("looks-on", "--queues", "other")
-        for index in range(AWAY):
+        for index in range(AWAY_BATCH):
             away_once(lab, index, rng, ends)
         finish(lab)
         found, _ = judged(lab, answers_lost=True)
@@ -260,13 +267,15 @@ def away(site: Site, storage: str) -> None:
     case.close(found)
 
 
+@pytest.mark.parametrize("number", range(AWAY))
 @pytest.mark.only("sqlite")
-def test_sigterms_while_the_database_is_locked(site: Site, storage: str) -> None:
-    away(site, storage)
+def test_sigterms_while_the_database_is_locked(site: Site, storage: str, number: int) -> None:
+    away(site, storage, number)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", range(AWAY))
 @pytest.mark.only("redis")
-def test_sigterms_while_the_server_is_silent(site: Site, storage: str) -> None:
+def test_sigterms_while_the_server_is_silent(site: Site, storage: str, number: int) -> None:
     with own_server(site) as (_, own):
-        away(own, storage)
+        away(own, storage, number)

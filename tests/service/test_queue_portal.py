@@ -18,8 +18,9 @@ import pytest
 from fluxmesh import Queue, Status, StorageUnreachable, WouldDeadlock
 from fluxmesh.calls import BoundTask
 from fluxmesh.errors import FluxMeshError, OutcomeUnknown
+from fluxmesh.ids import is_job_id
 from fluxmesh.portal import current_portal, run
-from fluxmesh.storage.base import REPEATS
+from fluxmesh.storage.base import REPEATS, Storage
 
 BOUND_S = 60
 FORKING = "ignore:This process:DeprecationWarning"  # 3.12 warns of a fork amid threads, which is tried here
@@ -144,6 +145,25 @@ def test_a_lost_answer_is_asked_for_again(queue: Queue) -> None:
     with pytest.raises(OutcomeUnknown):
         run(queue._link.use(lambda _: never()))
     assert len(calls) == REPEATS + 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_submission_whose_answer_is_lost_names_its_jobs(queue: Queue, count: int) -> None:
+    async def enqueue(*_: object, **__: object) -> None:
+        raise OutcomeUnknown("no reply", hint="repeat the call")
+
+    storage = run(queue._link.use(_itself))
+    storage.enqueue = enqueue  # type: ignore[method-assign,assignment]
+    task = queue.task_named("t")
+    with pytest.raises(OutcomeUnknown, match="may or may not be stored") as caught:
+        task.delay() if count == 1 else task.map([()] * count)
+    assert len(set(caught.value.ids)) == count
+    assert all(map(is_job_id, caught.value.ids))
+    assert caught.value.ids[0] in str(caught.value)
+
+
+async def _itself(storage: Storage) -> Storage:
+    return storage
 
 
 def test_what_may_have_been_done_is_not_told_as_not_done(queue: Queue) -> None:

@@ -69,7 +69,12 @@ async def submit_one(store: Store, fields: object) -> Stored:
         [enqueued] = await _store_jobs(store, [job], made_here=fresh)
         return await _answer_of(store, job, enqueued)
 
-    return await store.write(submitted())  # one bound for all tries and for the look at what was stored
+    try:
+        return await store.write(submitted())  # one bound for all tries and for the look at what was stored
+    except OutcomeUnknown as error:
+        if job.id in error.message:
+            raise
+        raise error.about([job.id]) from error
 
 
 async def _store_jobs(store: Store, jobs: Sequence[NewJob], *, made_here: Collection[str]) -> list[Enqueued]:
@@ -132,7 +137,10 @@ async def submit_many(store: Store, items: Sequence[object]) -> list[dict[str, A
             told[index] = _refused(error)
     if jobs:
         fresh = {job.id for index, job in jobs.items() if not _has_id(items[index])}
-        documents = await store.write(_submitted(store, list(jobs.values()), fresh))
+        try:
+            documents = await store.write(_submitted(store, list(jobs.values()), fresh))
+        except OutcomeUnknown as error:
+            raise error.about([job.id for job in jobs.values()]) from error
         for index, document in zip(jobs, documents, strict=True):
             told[index] = document
     return [item for item in told if item is not None]

@@ -30,6 +30,7 @@ from fluxmesh.storage.values import (
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.ledger import Ledger
 from fluxmesh.worker.runs import RunTable
+from fluxmesh.worker.skew import SkewWatch
 from fluxmesh.worker.stall import TICK_S
 
 FIRST_PAUSE_S: Final = 0.05
@@ -88,6 +89,7 @@ class Beater:
         self._failures = 0
         self._loop_is_blocked = False
         self._last_words: threading.Event | None = None
+        self._skew = SkewWatch(worker.worker_id)
 
     async def start(self, timeout_s: float) -> None:
         """Begin with a beat at once. Raises what opening the connection raises."""
@@ -205,6 +207,7 @@ class Beater:
 
     async def _beat(self, storage: Storage) -> float:
         sent_s = self._clock.mono_s()
+        sent_at_us = self._clock.wall_us()
         owned = self._table.owned()
         try:
             answer = await storage.beat(self._worker, owned, self._view())
@@ -219,6 +222,7 @@ class Beater:
         if self._failures:
             _log.warning("storage answers again", verb="beat", failures=self._failures)
             self._failures = 0
+        self._skew.look(sent_at_us, self._clock.wall_us(), answer.now_us)
         if answer.standing is Standing.GOOD:
             self._lease.renewed(sent_s)
             if self._ledger is not None:

@@ -334,7 +334,9 @@ class SqliteStorage:
             ("doorbells", "yes" if self._own_bell() else "no: looking every 250 ms"),
             ("proof of death", "file locks" if self._shared.proof_of_death else "off: leases only"),
         )
-        return StorageInfo("sqlite", str(self.path), self.namespace, apsw.sqlite_lib_version(), details)
+        return StorageInfo(
+            "sqlite", str(self.path), self.namespace, apsw.sqlite_lib_version(), details, self.clock.wall_us()
+        )
 
     # -- push ----------------------------------------------------------------------------------------
     async def publish(self, event: Event) -> int:

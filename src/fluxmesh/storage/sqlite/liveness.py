@@ -121,10 +121,10 @@ def beat(
         step.run("liveness.forget_missing", worker.epoch)
         standing, me = step.standing(worker.epoch)
     if owned is None:
-        return BeatAnswer(standing)
+        return BeatAnswer(standing, now_us=step.now_us)
     lost, cancelled = _compare(step, worker, owned, beat_us=0 if me is None else me.beat_us)
     command = step.one("liveness.command_of", worker.epoch)
-    return BeatAnswer(standing, lost, cancelled, None if command is None else command[0])
+    return BeatAnswer(standing, lost, cancelled, None if command is None else command[0], step.now_us)
 
 
 def _compare(
