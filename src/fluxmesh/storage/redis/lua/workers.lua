@@ -49,6 +49,7 @@ local function standing(epoch)
   return (me.fenced or me.dead_how) and 'fenced' or 'good', me
 end
 
+-- rare
 local function can_run(me, queue, tier, task)
   return knows(me, task) and me.in_tier[tonumber(tier)] and me.in_queue[queue]
 end
