@@ -41,6 +41,7 @@ class Spec(Struct, frozen=True):
     """All that a fresh process needs to find the tasks. `main_name` or `main_path`: the main program."""
 
     path: list[str]
+    argv: list[str]
     app: str | None = None
     builtins: bool = False
     main_name: str | None = None
@@ -59,7 +60,7 @@ def _source(spec: Spec, hidden: dict[str, str]) -> BodySource:
 
 def source_of_app(app: str | None, *, builtins: bool) -> BodySource:
     """For the tasks of "module:queue", of the built-in ones, or of both."""
-    return _source(Spec(list(sys.path), app=app, builtins=builtins), {})
+    return _source(Spec(list(sys.path), list(sys.argv), app=app, builtins=builtins), {})
 
 
 def source_of_registry(registry: TaskRegistry) -> BodySource:
@@ -87,6 +88,7 @@ def source_of_registry(registry: TaskRegistry) -> BodySource:
             tasks[definition.name] = found
     spec = Spec(
         list(sys.path),
+        list(sys.argv),
         main_name=name,
         main_path=path,
         tasks=tasks,
@@ -148,7 +150,7 @@ def main() -> int:
 def load(blob: bytes, settings: Settings) -> TaskRegistry:
     """The tasks that a spec means. Raises AppImportFailed, and what the modules raise."""
     spec = _decode(blob)
-    sys.path[:] = spec.path
+    sys.path[:], sys.argv[:] = spec.path, spec.argv  # as modules see them in the worker
     if spec.app is not None or spec.builtins:
         return _of_app(spec, settings)
     registry = TaskRegistry()

@@ -76,16 +76,16 @@ def _means_context(note: Any) -> bool:
 
 def task_name(function: Callable[..., Any]) -> str:
     """The default name: module.function. A module that is run as a program counts by its own name, by which
-    workers import it."""
+    workers import it, and a package by the package's."""
     module = _main_name() if function.__module__ in MAIN_NAMES else function.__module__
-    return f"{module}.{function.__qualname__}".replace(".<locals>", "")
+    return f"{module.removesuffix('.__main__')}.{function.__qualname__}".replace(".<locals>", "")
 
 
 def _main_name() -> str:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:  # python -m package.module
-        return str(spec.name).removesuffix(".__main__")
+        return str(spec.name)
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else "__main__"
 

@@ -4,6 +4,7 @@ its worker."""
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -89,11 +90,20 @@ def program(folder: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        bufsize=1,
     ) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+def next_pid(process: subprocess.Popen[str]) -> int:
+    """What the next body tells of itself on the program's standard output."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], BOUND_S)
+    assert ready, "no body has begun"
+    return int(process.stdout.readline().split()[1])
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -144,8 +154,7 @@ def test_no_body_process_outlives_its_worker(queue: Queue, tmp_path: Path, numbe
     (tmp_path / "app.py").write_text(PROGRAM + RUN)
     jobs = [queue.submit("app.stays", max_crashes=1) for _ in range(2)]
     with program(tmp_path, "app.py") as process:
-        assert process.stdout is not None
-        pids = [int(process.stdout.readline().split()[1]) for _ in jobs]
+        pids = [next_pid(process) for _ in jobs]
         assert all(lives(pid) for pid in pids)
         process.send_signal(number)
         process.wait(BOUND_S)
@@ -162,12 +171,11 @@ def test_bodies_of_a_worker_command_end_with_it_and_their_jobs_run_elsewhere(
     argv = ["-m", "fluxmesh.cli", "worker", "--app", "app:queue", "--concurrency", "1", "--id"]
     job = queue.submit("app.stays")
     with program(tmp_path, *argv, "w1") as first:
-        assert first.stdout is not None
-        pid = int(first.stdout.readline().split()[1])
+        pid = next_pid(first)
         [row] = queue.list_workers()
         os.kill(row.pid, signal.SIGKILL)  # the worker alone: its supervisor replaces it
         until(lambda: not lives(pid))
-        again = int(first.stdout.readline().split()[1])
+        again = next_pid(first)
         assert again != pid
         assert (job.refresh(), job.record.crashes)[1] == 1
         first.send_signal(signal.SIGTERM)

@@ -124,6 +124,7 @@ class TestBad:
             ("namespace", "a" * 65),
             ("namespace", 'a"b'),
             ("payload_limit_bytes", "10"), ("scheduler_batch_size", "1001"),
+            ("recycle_after_jobs", "-1"), ("recycle_above_mb", "much"),
         ],
     )  # fmt: skip
     def test_a_bad_value_is_refused_with_its_name_and_place(

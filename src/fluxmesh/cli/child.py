@@ -77,6 +77,8 @@ def _run(options: Options) -> int:
             os.environ[ENV_PREFIX + name.upper()] = value
     settings = settings_of(options, "concurrency", "grace_s", "app")
     configure_logs(settings.log_level, settings.log_format)
+    with_builtins = options.builtins if settings.app is not None else options.builtins is not False
+    source = source_of_app(settings.app, builtins=bool(with_builtins))
     registry, settings = load(settings, options)
     if options.describe:
         fields = msgspec.to_builtins(settings)
@@ -87,8 +89,6 @@ def _run(options: Options) -> int:
     settle_memory()
     if options.ledger_fd != _NO_FD:
         os.set_inheritable(options.ledger_fd, False)
-    with_builtins = options.builtins if settings.app is not None else options.builtins is not False
-    source = source_of_app(settings.app, builtins=bool(with_builtins))
     code = run_fast(_serve(registry, settings, serving, source, options, reports, stdin))
     if code != EXIT_STOPPED:
         # A body that goes on in a thread would keep the interpreter from ending.

@@ -31,7 +31,6 @@ from fluxmesh.worker.forked import end_if_forked
 from fluxmesh.worker.guided import Guide
 from fluxmesh.worker.isolated.call import IsolatedCall
 from fluxmesh.worker.isolated.isolation import ALONE_FROM_CRASHES, Isolation
-from fluxmesh.worker.isolated.process import KILL_S
 from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted, Observer
@@ -370,9 +369,11 @@ class Runner:
 
     def _overdue(self, run: Run, now: float) -> None:
         run.deadline = NEVER
-        if isinstance(run.handle, IsolatedCall) and run.handle.kill():
-            run.deadline = now + KILL_S  # for the kernel to end it
-            return
+        if isinstance(run.handle, IsolatedCall):
+            run.handle.kill()
+            if now < run.handle.gone_by:
+                run.deadline = run.handle.gone_by
+                return
         if isinstance(run.handle, ThreadCall) and not self._pool.abandon(run.handle):
             if run.plan.guided:  # what follows the body may hang as well
                 run.deadline = now + self._settings.hard_grace_s

@@ -13,7 +13,7 @@ from fluxmesh.outcome import End, JobTimeout
 from fluxmesh.storage.values import ClaimedJob
 from fluxmesh.worker import ending
 from fluxmesh.worker.isolated.frames import Ended, Start, Stop
-from fluxmesh.worker.isolated.process import MB, BodyProcess
+from fluxmesh.worker.isolated.process import KILL_S, MB, BodyProcess
 from fluxmesh.worker.threads import Interruption
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class IsolatedCall:
         "_sent",
         "_started",
         "ended",
+        "gone_by",
         "job",
         "run",
         "token",
@@ -49,6 +50,7 @@ class IsolatedCall:
         self.run = run
         self.job = job
         self.token = job.token
+        self.gone_by = float("inf")  # of the loop's clock: by when a killed process must be gone
         self._loop = loop
         self._grace_s = hard_grace_s
         self._process: BodyProcess | None = None
@@ -63,10 +65,12 @@ class IsolatedCall:
         """Send it to this process, which is free."""
         self._process = process
         limit_mb = self.run.plan.memory_limit_mb
-        weighed = process.rss_bytes() is not None
-        bound = None if limit_mb is None or weighed else limit_mb * MB
-        process.run(self, Start(self.job, bound))
-        if limit_mb is not None and weighed:
+        if limit_mb is None:
+            process.run(self, Start(self.job))
+        elif process.rss_bytes() is None:
+            process.run(self, Start(self.job, limit_mb * MB))
+        else:
+            process.run(self, Start(self.job))
             self._scales = self._loop.call_later(WEIGH_S, self._weigh, limit_mb)
 
     def forgo(self) -> None:
@@ -138,6 +142,7 @@ class IsolatedCall:
             self._finish(ending.judged(self.run, ending.NEVER_BEGUN))
             return True
         self._killed = True
+        self.gone_by = self._loop.time() + KILL_S
         _log.warning(
             "body process killed",
             job_id=self.run.job.id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -102,4 +103,6 @@ class Channel:
                 self._reading = False
                 self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # a copy that somebody has forked may hold it, too
             self._sock.close()

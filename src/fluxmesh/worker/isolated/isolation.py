@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ _log = get_logger("worker")
 
 def obstacle(source: BodySource | None, task: str) -> str | None:
     """Why the body of this task cannot run in another process; None: it can."""
+    if sys.platform == "win32":
+        return "body processes need a POSIX system"
     return NO_SOURCE if source is None else source.obstacle(task)
 
 
