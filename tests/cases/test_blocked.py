@@ -3,7 +3,6 @@ capacity."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from datetime import datetime
@@ -12,11 +11,9 @@ from typing import Any, Final
 import pytest
 
 from fluxmesh.job import Outcome, Status
-from tests.cases.beside import beside
-from tests.cases.harness import START_S, Lab, Site, group_of, together, wait_until
-from tests.cases.marks import lives
+from tests.cases.harness import START_S, Lab, Site, together, wait_until
 from tests.cases.report import scaled
-from tests.cases.workers import DirectWorker, Group, WorkerGroup
+from tests.cases.workers import DirectWorker, WorkerGroup
 
 HOLD_S: Final = 8
 GRIP_S: Final = 10
@@ -38,15 +35,6 @@ SILENCE: Final = re.compile(r"process beats again itself.*?silent_s=([\d.]+)")
 def shortest_lease_s(lab: Lab) -> float:
     """Without a proof of death by a lock the shortest that is recommended is a second less."""
     return 2.0 if lab.storage == "redis" else 3.0
-
-
-def processes_of(group: Group) -> int:
-    """How many processes live in it."""
-    return sum(
-        group_of(int(name)) == group.pid and lives(int(name))
-        for name in os.listdir("/proc")
-        if name.isdigit()
-    )
 
 
 def silence_told(group: WorkerGroup | DirectWorker) -> float:
@@ -88,14 +76,12 @@ def blocking_beside_innocent(site: Site, task: str, *, named: bool) -> None:
         lab.close(case)
 
 
-@beside
-def test_c03_a_blocking_call_on_the_loop_holds_up_no_other_job(site: Site) -> None:
-    blocking_beside_innocent(site, "ablock", named=True)
-
-
-@beside
-def test_c03_a_call_that_holds_the_interpreter_holds_up_no_other_job(site: Site) -> None:
-    blocking_beside_innocent(site, "agrip", named=False)
+def test_c03_what_one_job_blocks_holds_up_no_other(site: Site) -> None:
+    """A blocking call on the loop, and one that holds the interpreter, so that not even a thread goes on."""
+    together(
+        lambda: blocking_beside_innocent(site, "ablock", named=True),
+        lambda: blocking_beside_innocent(site, "agrip", named=False),
+    )
 
 
 # -- a process that cannot say that it lives -------------------------------------------------------------
@@ -116,7 +102,7 @@ def holds_the_interpreter(site: Site, kind: str) -> None:
         start = lab.worker if kind == "worker command" else lab.direct_worker
         first = start("w1", concurrency=4, **beats)
         if kind != "worker command":
-            wait_until(lambda: processes_of(first) == 2, START_S, "its keeper is there")
+            wait_until(lambda: "keeper ready" in first.log.read_text("utf-8"), START_S, "its keeper is ready")
         handle = lab.submit("grip", GRIP_S, "held")
         lab.await_starts(1, 10)
         lab.let_in(idle)
@@ -129,17 +115,14 @@ def holds_the_interpreter(site: Site, kind: str) -> None:
         lab.close(case)
 
 
-@beside
-def test_a_call_that_holds_the_interpreter_for_10_s_runs_once(site: Site) -> None:
-    holds_the_interpreter(site, "worker command")
+def test_a_call_that_holds_the_interpreter_for_10_s_on_the_shortest_lease_runs_once(site: Site) -> None:
+    together(
+        lambda: holds_the_interpreter(site, "worker command"),
+        lambda: holds_the_interpreter(site, "run_worker()"),
+    )
 
 
-@beside
-def test_so_it_does_in_a_program_that_calls_run_worker(site: Site) -> None:
-    holds_the_interpreter(site, "run_worker()")
-
-
-@beside
+@pytest.mark.slow
 def test_without_anybody_who_keeps_the_lease_it_would_run_twice(site: Site) -> None:
     """What the two above are worth: the same without a keeper."""
     with site.lab() as lab:
@@ -222,24 +205,26 @@ def innocent(site: Site, task: str, arguments: tuple[Any, ...]) -> None:
         lab.close(case)
 
 
-@beside
 def test_a_body_that_stops_the_loop_costs_its_slot_a_second_and_a_start(site: Site) -> None:
-    together(
-        lambda: capacity(site, "aspin", (), stalls=True),
-        lambda: capacity(site, "ablock", (600.0,), stalls=True),
-    )
+    capacity(site, "aspin", (), stalls=True)
 
 
 @pytest.mark.slow
-@beside
+def test_a_blocking_call_on_the_loop_costs_its_slot_a_second_and_a_start(site: Site) -> None:
+    capacity(site, "ablock", (600.0,), stalls=True)
+
+
+@pytest.mark.slow
 def test_a_body_that_holds_the_interpreter_costs_its_slot_a_second_and_a_start(site: Site) -> None:
-    together(
-        lambda: capacity(site, "grip", (600,), stalls=True),
-        lambda: capacity(site, "agrip", (600,), stalls=True),
-    )
+    capacity(site, "grip", (600,), stalls=True)
 
 
-@beside
+@pytest.mark.slow
+def test_so_does_one_that_holds_it_on_the_loop(site: Site) -> None:
+    capacity(site, "agrip", (600,), stalls=True)
+
+
+@pytest.mark.slow
 def test_a_body_that_stops_nothing_else_costs_its_slot_a_second(site: Site) -> None:
     together(
         lambda: capacity(site, "nap", (600.0,), stalls=False),
@@ -249,12 +234,11 @@ def test_a_body_that_stops_nothing_else_costs_its_slot_a_second(site: Site) -> N
     )
 
 
-@beside
+@pytest.mark.slow
 def test_what_runs_beside_a_body_that_stops_the_loop_is_only_interrupted(site: Site) -> None:
     innocent(site, "aspin", ())
 
 
 @pytest.mark.slow
-@beside
 def test_what_runs_beside_a_body_that_holds_the_interpreter_is_only_interrupted(site: Site) -> None:
     innocent(site, "grip", (600,))

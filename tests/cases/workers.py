@@ -19,7 +19,7 @@ _LISTENS: Final = re.compile(r"^server: (http://\S+) ", re.MULTILINE)
 _GONE_S: Final = 10.0
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _DIRECT: Final = (
-    "import logging, sys; logging.basicConfig(); from tests.cases.app import queue;"
+    "import sys; from fluxmesh.obs.log import configure; configure(); from tests.cases.app import queue;"
     "queue.run_worker(worker_id=sys.argv[1], concurrency=int(sys.argv[2]))"
 )
 

@@ -18,6 +18,7 @@ from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import ProgressNote, WorkerRef
 from fluxmesh.worker.child_process import ChildProcess
 from fluxmesh.worker.lease_keeper import LeaseKeeper
+from fluxmesh.worker.ledger import Entry
 from fluxmesh.worker.proc import process_state
 from fluxmesh.worker.stall import LOOK_S, Stall, StallJudge
 
@@ -56,7 +57,10 @@ class ChildGuard(Service):
         now_s = self._clock.mono_s()
         state = process_state(self._child.pid)
         self._keeper.look(vitals, state, now_s)
-        entries = self._child.ledger.entries() if self._judge.suspects else ()
+        entries: Sequence[Entry] = ()
+        if self._judge.suspects:
+            entries = self._child.ledger.entries()
+            self._keeper.warm_up()
         stall = self._judge.look(
             vitals, entries, state=state, kept_since_s=self._keeper.kept_since_s, now_s=now_s
         )

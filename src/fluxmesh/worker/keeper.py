@@ -32,6 +32,7 @@ from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import PROCESS_GONE
 from fluxmesh.worker.death_reporter import Death, DeathReporter
+from fluxmesh.worker.keeper_process import READY
 from fluxmesh.worker.lease_keeper import LeaseKeeper
 from fluxmesh.worker.ledger import LEDGER_FLAG, LedgerReader
 from fluxmesh.worker.proc import ParentWatch, process_state
@@ -97,12 +98,13 @@ class Keeper(Service):
             self.request_stop()
         return None
 
-    def watch(self) -> None:
-        """Look at once when the program ends or has nothing more to say."""
+    async def get_ready(self) -> None:
+        """Look at once when the program ends or has nothing more to say; try the storage. Bounded."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._stdin_fd, self._input_ended)
         if self._parent.fileno() >= 0:
             loop.add_reader(self._parent.fileno(), self._parent_ended)
+        await self._lease.open_early()
 
     async def declared(self) -> bool:
         """Wait until storage has heard of the program's death, if there was one; False: not in time."""
@@ -155,8 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _keep(orders: Orders, ledger: LedgerReader) -> bool:
     keeper = Keeper(orders, ledger, sys.stdin.fileno())
-    keeper.watch()
     await keeper.start()
+    await keeper.get_ready()
+    sys.stderr.write(f"{READY}\n")
+    sys.stderr.flush()
     await keeper.wait()
     return await keeper.declared()
 

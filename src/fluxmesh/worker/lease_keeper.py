@@ -48,6 +48,8 @@ class LeaseKeeper:
         self._opening = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._warm_again_s = 0.0
         self._given_back: set[Entry] = set()  # in this silence
         self._next_s = 0.0
         self._used_s = 0.0
@@ -78,9 +80,26 @@ class LeaseKeeper:
             self._beat(vitals, WorkerView(registration), now_s), name="fluxmesh-keep-lease"
         )
 
+    def warm_up(self) -> None:
+        """Open storage in the background: there will be no time for it when it is needed."""
+        now_s = self._clock.mono_s()
+        if self._storage is None and self._warming is None and now_s >= self._warm_again_s:
+            self._warm_again_s = now_s + VERB_S
+            self._warming = asyncio.get_running_loop().create_task(self.open_early(), name="fluxmesh-open")
+
+    async def open_early(self) -> None:
+        """Open storage, bounded; a failure is only logged."""
+        try:
+            async with asyncio.timeout(VERB_S):
+                await self.opened()
+        except (FluxMeshError, TimeoutError) as error:
+            self._log.warning("storage does not answer", verb="open", error=str(error) or "no answer")
+        finally:
+            self._warming = None
+
     async def close(self) -> None:
         """Send no more. Bounded."""
-        for task in (self._beating, self._releasing):
+        for task in (self._beating, self._releasing, self._warming):
             if task is not None:
                 task.cancel()
                 await asyncio.wait((task,), timeout=CLOSE_S)

@@ -24,7 +24,7 @@ TICK_S: Final = 0.5  # the watching thread turns so often
 TURN_LIMIT_S: Final = TICK_S + LAG_LIMIT_S
 # After its hard timeout a job is given so long before its process is ended: with a look, and the time to tell
 # storage, that is just under a second.
-OVERDUE_S: Final = 0.6
+OVERDUE_S: Final = 0.5
 # A stall counts from when it was seen in unbroken looks: whoever watches may have slept as well, and what
 # wakes up with it has to be given the time to say so.
 SEEN_S: Final = 0.6
