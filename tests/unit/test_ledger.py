@@ -75,8 +75,15 @@ def test_signs_of_life_are_read_as_they_were_written(pair: Pair) -> None:
 
 
 def test_a_worker_that_is_over_is_kept_no_more(pair: Pair) -> None:
-    pair.write().over()
+    ledger = pair.write()
+    place = ledger.enter(job(1), 1, 1.0)
+    ledger.wait(place)
+    ledger.over()
     assert pair.reader.vitals() is None
+    ledger.turned()  # whoever comes late harms nobody
+    assert ledger.begin(place)
+    ledger.strike(place)
+    ledger.over()
 
 
 def test_running_jobs_stand_there_with_their_hard_deadline_until_they_end(pair: Pair) -> None:

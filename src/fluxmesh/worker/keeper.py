@@ -94,7 +94,8 @@ class Keeper(Service):
         else:
             self._last_epoch = vitals.epoch
             self._lease.look(vitals, process_state(self._parent.pid), now_s)
-        if self._input_ended_s is not None and now_s - self._input_ended_s > LAST_LOOKS_S:
+        ended_s = self._input_ended_s
+        if ended_s is not None and (vitals is None or now_s - ended_s > LAST_LOOKS_S):
             self.request_stop()
         return None
 

@@ -113,7 +113,7 @@ class Ledger:
         if size > MAX_BYTES:
             raise ValueError(f"a ledger of {size:,} bytes; at most {MAX_BYTES:,}")
         os.ftruncate(fd, size)
-        self._map = mmap.mmap(fd, size)
+        self._map: mmap.mmap | bytearray = mmap.mmap(fd, size)
         self._clock = clock
         self._hard_grace_s = hard_grace_s
         self._fence = threading.Lock()
@@ -170,8 +170,13 @@ class Ledger:
         _TEXT.pack_into(self._map, _BLOCKED_AT, job_id.encode())
 
     def over(self) -> None:
-        """Nothing of the worker is left that a lease would be kept for."""
-        _INT.pack_into(self._map, _EPOCH_AT, 0)
+        """Nothing of the worker is left that a lease would be kept for. What is still written goes nowhere:
+        the worker's object may live on, and a mapping holds a descriptor."""
+        shared = self._map
+        _INT.pack_into(shared, _EPOCH_AT, 0)
+        self._map = bytearray(len(shared))
+        if isinstance(shared, mmap.mmap):
+            shared.close()
 
 
 class LedgerReader:
