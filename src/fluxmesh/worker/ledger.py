@@ -17,6 +17,7 @@ back."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -89,13 +90,18 @@ def make_ledger_file() -> int:
     """A descriptor of an empty file without a name. A worker can make it larger and, on Linux, never smaller:
     a mapping of what is gone would kill its reader. Raises OSError."""
     if sys.platform == "linux":
-        import fcntl
-
-        fd = os.memfd_create("fluxmesh-ledger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return fd
+        with contextlib.suppress(OSError):  # an old kernel, or one that is not allowed to
+            return _sealed_memory()
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def _sealed_memory() -> int:
+    import fcntl
+
+    fd = os.memfd_create("fluxmesh-ledger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd
 
 
 class Ledger:
