@@ -140,7 +140,7 @@ def test_a_process_that_is_stopped_or_dead_is_not_kept(
 ) -> None:
     async def scenario(scene: Scene) -> None:
         scene.state = state
-        scene.ledger.wait(scene.ledger.enter("a" * 36, 1, 1_000.0))
+        scene.ledger.enter("a" * 36, 1, 1_000.0, 1)
         await scene.go_on(10)
         assert scene.storage.beats == []
         assert scene.storage.released == []
@@ -173,8 +173,8 @@ def test_what_waits_behind_a_process_that_says_nothing_is_given_back_once(
     play: Callable[[Play], None],
 ) -> None:
     async def scenario(scene: Scene) -> None:
-        waits, runs = scene.ledger.enter("a" * 36, 1, 1_000.0), scene.ledger.enter("b" * 36, 2, 1_000.0)
-        scene.ledger.wait(waits)
+        waits = scene.ledger.enter("a" * 36, 1, 1_000.0, 1)
+        runs = scene.ledger.enter("b" * 36, 2, 1_000.0, 0)
         await scene.go_on(TURN_LIMIT_S - LOOK_S)
         assert scene.storage.released == []
         await scene.go_on(3)

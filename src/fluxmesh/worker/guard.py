@@ -56,7 +56,7 @@ class ChildGuard(Service):
             return None
         now_s = self._clock.mono_s()
         state = process_state(self._child.pid)
-        self._keeper.look(vitals, state, now_s)
+        rest_s = self._keeper.look(vitals, state, now_s)
         self._child.die_with_us(yes=now_s - vitals.turn_s > TURN_LIMIT_S)
         entries: Sequence[Entry] = ()
         if self._judge.suspects:
@@ -67,7 +67,7 @@ class ChildGuard(Service):
         )
         if stall is not None:
             await self._end(stall, self._child.ledger.worker(vitals.epoch))
-        return None
+        return None if self._judge.suspects else rest_s
 
     async def close(self) -> None:
         """The child has ended. Bounded."""

@@ -82,7 +82,7 @@ class Keeper(Service):
 
     async def run_once(self) -> float | None:
         """Keep the lease if that is needed; stop when the worker or the program is gone."""
-        now_s = self._clock.mono_s()
+        now_s, rest_s = self._clock.mono_s(), LOOK_S
         vitals = self._ledger.vitals()
         if self._parent.gone():
             self.request_stop()
@@ -93,11 +93,11 @@ class Keeper(Service):
                 self.request_stop()  # the worker has ended, and the program goes on
         else:
             self._last_epoch = vitals.epoch
-            self._lease.look(vitals, process_state(self._parent.pid), now_s)
+            rest_s = self._lease.look(vitals, process_state(self._parent.pid), now_s)
         ended_s = self._input_ended_s
         if ended_s is not None and (vitals is None or now_s - ended_s > LAST_LOOKS_S):
             self.request_stop()
-        return None
+        return rest_s if ended_s is None else LOOK_S
 
     async def get_ready(self) -> None:
         """Look at once when the program ends or has nothing more to say; try the storage. Bounded."""

@@ -12,10 +12,10 @@ from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import FluxMeshError
 from fluxmesh.obs.log import Logger
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import Owned, Standing, WorkerView
+from fluxmesh.storage.values import Owned, Registration, Standing, WorkerView
 from fluxmesh.worker.ledger import Entry, LedgerReader, Vitals
 from fluxmesh.worker.proc import ProcessState
-from fluxmesh.worker.stall import TURN_LIMIT_S, is_silent, last_sign_s
+from fluxmesh.worker.stall import TURN_LIMIT_S, is_silent, last_sign_s, rest_s
 
 VERB_S: Final = 5.0  # for one beat, its connection included
 CLOSE_S: Final = 1.0
@@ -59,10 +59,14 @@ class LeaseKeeper:
         self._beats = 0  # good ones of this silence
         self._own_beat_s = 0.0  # when its own last one before it was sent
 
-    def look(self, vitals: Vitals, state: ProcessState, now_s: float) -> None:
-        """Send a beat in its name if one is due."""
+    def look(self, vitals: Vitals, state: ProcessState, now_s: float) -> float:
+        """Send a beat in its name if one is due. Seconds until the next look."""
         registration = self._ledger.registration()
         assert registration is not None
+        self._keep(vitals, registration, state, now_s)
+        return rest_s(vitals, registration.beat_s, now_s)
+
+    def _keep(self, vitals: Vitals, registration: Registration, state: ProcessState, now_s: float) -> None:
         if now_s - vitals.turn_s <= TURN_LIMIT_S:
             self._given_back.clear()
         elif state is ProcessState.RUNS:

@@ -38,7 +38,7 @@ ID_BYTES: Final = 36  # of a UUID in text
 RECORDS_PER_SLOT: Final = 4  # running, stuck (two a slot before the worker retires), and one to spare
 RECORDS_MORE: Final = 8
 MAX_BYTES: Final = 64 << 20
-NONE: Final = -1  # the record of a run that is in none
+NONE: Final = 0  # where a run stands that is in no ledger
 
 _MAGIC: Final = b"FXLEDG01"
 _SIZES: Final = struct.Struct("=8sII")  # magic, records, bytes of the registration
@@ -114,8 +114,10 @@ class Ledger:
         """Give the file its size and write what stays. Raises OSError, ValueError."""
         blob = msgspec.msgpack.encode(registration)
         count = RECORDS_PER_SLOT * concurrency + RECORDS_MORE
-        self._blob_at = _RECORDS_AT + count * _RECORD.size
-        size = self._blob_at + len(blob)
+        # After the records that are read comes one for all jobs too many.
+        self._scrap_at = _RECORDS_AT + count * _RECORD.size
+        blob_at = self._scrap_at + _RECORD.size
+        size = blob_at + len(blob)
         if size > MAX_BYTES:
             raise ValueError(f"a ledger of {size:,} bytes; at most {MAX_BYTES:,}")
         os.ftruncate(fd, size)
@@ -123,34 +125,32 @@ class Ledger:
         self._clock = clock
         self._hard_grace_s = hard_grace_s
         self._fence = threading.Lock()
-        self._free = list(range(_RECORDS_AT, self._blob_at, _RECORD.size))
-        self._map[self._blob_at : size] = blob
+        self._free = list(range(_RECORDS_AT, self._scrap_at, _RECORD.size))
+        self._map[blob_at:size] = blob
         self._map[: _SIZES.size] = _SIZES.pack(_MAGIC, count, len(blob))
 
-    def enter(self, job_id: str, token: int, soft_s: float) -> int:
-        """Note a job that runs, with the instant of its timeout; where it stands, for `strike`."""
+    def enter(self, job_id: str, token: int, soft_s: float, waits: int) -> int:
+        """Note a job at hand, with the instant of its timeout; 1: its body waits for its turn on the loop.
+        Where it stands, for `begin` and `strike`."""
         free = self._free
-        if not free:
-            return NONE
-        at = free.pop()
-        _put_record(self._map, at, job_id.encode(), 0, 0, token, soft_s + self._hard_grace_s)
+        at = free.pop() if free else self._scrap_at
+        _put_record(self._map, at, job_id.encode(), waits, 0, token, soft_s + self._hard_grace_s)
         return at
-
-    def wait(self, at: int) -> None:
-        """Its body waits for its turn on the loop."""
-        self._map[at + _WAITS] = 1
 
     def begin(self, at: int) -> bool:
         """Its body is about to be entered; False: it was taken back, and must not be."""
-        self._map[at + _WAITS] = 0
-        with self._fence:
-            pass  # neither compiler nor processor moves the read before the write
-        return not self._map[at + _REVOKED]
+        shared = self._map
+        shared[at + _WAITS] = 0
+        # The processor must not read before it has written. (`with` takes twice as long.)
+        self._fence.acquire()
+        self._fence.release()
+        return not shared[at + _REVOKED]
 
     def strike(self, at: int) -> None:
         """Its body has ended, or never began."""
         _put_instant(self._map, at + _DEADLINE_IN_RECORD, 0.0)
-        self._free.append(at)
+        if at != self._scrap_at:
+            self._free.append(at)
 
     def registered(self, epoch: int, sent_s: float) -> None:
         """From now on there is something to be kept."""
@@ -254,7 +254,7 @@ class LedgerReader:
                 return None
             view = mmap.mmap(self.fd, size)
             magic, records, blob_bytes = _SIZES.unpack_from(view)
-            blob_at = _RECORDS_AT + records * _RECORD.size
+            blob_at = _RECORDS_AT + (records + 1) * _RECORD.size
             if magic != _MAGIC or blob_at + blob_bytes > size:
                 view.close()
                 return None

@@ -60,6 +60,13 @@ def stands_since_s(vitals: Vitals, now_s: float) -> float:
     return since
 
 
+def rest_s(vitals: Vitals, beat_s: float, now_s: float) -> float:
+    """How long nothing can be seen that is not seen now, if all is well; else the time of one look."""
+    silent_at = vitals.beat_s + SILENT_BEATS * beat_s
+    stands_at = min(vitals.turn_s + TURN_LIMIT_S, vitals.probed_s + LAG_LIMIT_S)
+    return max(LOOK_S, min(silent_at, stands_at) - now_s)
+
+
 def is_ground(entry: Entry, vitals: Vitals, now_s: float) -> bool:
     """True for a job past its time that the loop had no chance to deal with: it has not turned since."""
     overdue = not entry.waits and now_s - entry.hard_s >= OVERDUE_S
