@@ -216,7 +216,7 @@ class Lab:
     def members(self, group: WorkerGroup | DirectWorker) -> list[WorkerInfo]:
         """Rows of the workers that are processes of this group and ready."""
         rows = self.queue.list_workers()
-        return [row for row in rows if row.status == "ready" and group_of(row.pid) == group.pid]
+        return [row for row in rows if row.status == "ready" and _group_of(row.pid) == group.pid]
 
     # -- jobs --------------------------------------------------------------------------------------
     def submit(self, task: str, *args: Any, **options: Any) -> JobHandle[Any]:
@@ -340,7 +340,7 @@ class Lab:
             await storage.close()
 
 
-def group_of(pid: int) -> int | None:
+def _group_of(pid: int) -> int | None:
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from datetime import datetime
 from typing import Any, Final
@@ -12,11 +13,10 @@ from typing import Any, Final
 import pytest
 
 from fluxmesh.job import Outcome, Status
-from tests.cases.beside import beside
-from tests.cases.harness import START_S, Lab, Site, group_of, together, wait_until
+from tests.cases.harness import START_S, Lab, Site, together, wait_until
 from tests.cases.marks import lives
 from tests.cases.report import scaled
-from tests.cases.workers import DirectWorker, Group, WorkerGroup
+from tests.cases.workers import DirectWorker, WorkerGroup
 
 HOLD_S: Final = 8
 GRIP_S: Final = 10
@@ -38,15 +38,6 @@ SILENCE: Final = re.compile(r"process beats again itself.*?silent_s=([\d.]+)")
 def shortest_lease_s(lab: Lab) -> float:
     """Without a proof of death by a lock the shortest that is recommended is a second less."""
     return 2.0 if lab.storage == "redis" else 3.0
-
-
-def processes_of(group: Group) -> int:
-    """How many processes live in it."""
-    return sum(
-        group_of(int(name)) == group.pid and lives(int(name))
-        for name in os.listdir("/proc")
-        if name.isdigit()
-    )
 
 
 def silence_told(group: WorkerGroup | DirectWorker) -> float:
@@ -88,14 +79,12 @@ def blocking_beside_innocent(site: Site, task: str, *, named: bool) -> None:
         lab.close(case)
 
 
-@beside
-def test_c03_a_blocking_call_on_the_loop_holds_up_no_other_job(site: Site) -> None:
-    blocking_beside_innocent(site, "ablock", named=True)
-
-
-@beside
-def test_c03_a_call_that_holds_the_interpreter_holds_up_no_other_job(site: Site) -> None:
-    blocking_beside_innocent(site, "agrip", named=False)
+def test_c03_what_one_job_blocks_holds_up_no_other(site: Site) -> None:
+    """A blocking call on the loop, and one that holds the interpreter, so that not even a thread goes on."""
+    together(
+        lambda: blocking_beside_innocent(site, "ablock", named=True),
+        lambda: blocking_beside_innocent(site, "agrip", named=False),
+    )
 
 
 # -- a process that cannot say that it lives -------------------------------------------------------------
@@ -116,7 +105,7 @@ def holds_the_interpreter(site: Site, kind: str) -> None:
         start = lab.worker if kind == "worker command" else lab.direct_worker
         first = start("w1", concurrency=4, **beats)
         if kind != "worker command":
-            wait_until(lambda: processes_of(first) == 2, START_S, "its keeper is there")
+            wait_until(lambda: "keeper ready" in first.log.read_text("utf-8"), START_S, "its keeper is ready")
         handle = lab.submit("grip", GRIP_S, "held")
         lab.await_starts(1, 10)
         lab.let_in(idle)
@@ -129,17 +118,14 @@ def holds_the_interpreter(site: Site, kind: str) -> None:
         lab.close(case)
 
 
-@beside
-def test_a_call_that_holds_the_interpreter_for_10_s_runs_once(site: Site) -> None:
-    holds_the_interpreter(site, "worker command")
+def test_a_call_that_holds_the_interpreter_for_10_s_on_the_shortest_lease_runs_once(site: Site) -> None:
+    together(
+        lambda: holds_the_interpreter(site, "worker command"),
+        lambda: holds_the_interpreter(site, "run_worker()"),
+    )
 
 
-@beside
-def test_so_it_does_in_a_program_that_calls_run_worker(site: Site) -> None:
-    holds_the_interpreter(site, "run_worker()")
-
-
-@beside
+@pytest.mark.slow
 def test_without_anybody_who_keeps_the_lease_it_would_run_twice(site: Site) -> None:
     """What the two above are worth: the same without a keeper."""
     with site.lab() as lab:
@@ -155,6 +141,81 @@ def test_without_anybody_who_keeps_the_lease_it_would_run_twice(site: Site) -> N
         case.at_most("second_start_after_s", starts[1].at - starts[0].at, GRIP_S)
         lab.await_ended([handle], GRIP_S + 20)
         case.close([])  # it broke its promise on purpose
+
+
+# -- a process that is stopped, or loses its supervisor
+# ---------------------------------------------------------
+@pytest.mark.slow
+def test_the_jobs_of_a_stopped_process_run_elsewhere_and_it_is_refused_when_it_wakes(site: Site) -> None:
+    """Its supervisor lives and sees that it is stopped: it does not keep its lease, and does not kill it."""
+    with site.lab(hard_grace_s=0.5) as lab:
+        lease_s = shortest_lease_s(lab)
+        beats = {"lease_s": lease_s, "beat_s": lease_s / 3}
+        case = lab.case("held", w1="worker command", stopped="its child alone", lease_s=lease_s)
+        idle = idle_beside(lab, **beats)
+        first = lab.worker("w1", concurrency=4, **beats)
+        [row] = lab.members(first)
+        handle = lab.submit("doze", 6.0, "stopped")
+        lab.await_starts(1, 10)
+        os.kill(row.pid, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        lab.let_in(idle)
+        again = lab.await_starts(2, 30)
+        case.at_most("restart_elsewhere_s", again[1].at - stopped_at, 2 * lease_s + START_S)
+        case.equal("elsewhere", again[1].pid == row.pid, False)
+        os.kill(row.pid, signal.SIGCONT)
+        lab.await_ended([handle], 30)
+        refused = re.compile("job lost|end refused")  # by a beat, or as it ends before one
+        wait_until(lambda: refused.search(first.log.read_text("utf-8")), 10, "the first one is told")
+        case.equal("outcomes", lab.outcomes(handle), [Outcome.CRASHED, Outcome.COMPLETED])
+        case.equal("w1_is_the_same_process", [other.pid for other in lab.members(first)], [row.pid])
+        case.equal("killed", "worker killed" in first.log.read_text("utf-8"), False)
+        case.close([])  # the first body went on when it woke up: nothing but the token fences that
+
+
+@pytest.mark.slow
+def test_a_process_whose_loop_stands_still_ends_without_its_supervisor(site: Site) -> None:
+    """It cannot drain, so it says what its end means, and ends: its jobs go elsewhere, and nothing is
+    charged."""
+    with site.lab(grace_s=1.0, hard_grace_s=0.5) as lab:
+        case = lab.case("held", killed="the supervisor alone", body="ablock", grace_s=1.0, hard_grace_s=0.5)
+        first = lab.worker("w1", concurrency=4)
+        [row] = lab.members(first)
+        handle = lab.submit("ablock", 40.0, "blocks", timeout=300)
+        lab.await_starts(1, 10)
+        first.tell(signal.SIGKILL)
+        killed_at = time.monotonic()
+        wait_until(lambda: not lives(row.pid), 20, "its child has ended")
+        case.at_most("child_gone_s", time.monotonic() - killed_at, 1.0 + 0.5 + 2.0 + 3.0)
+        second = lab.worker("w2", concurrency=4)
+        again = lab.await_starts(2, 30)
+        case.equal("outcomes", lab.outcomes(handle), [Outcome.INTERRUPTED])
+        case.equal("beside", list(again[1].beside), [])
+        second.kill()
+        case.close([])
+
+
+@pytest.mark.only("redis")
+def test_jobs_of_a_program_that_is_killed_beside_its_keeper_start_elsewhere_at_once(site: Site) -> None:
+    """A server of another machine sees no lock that the kernel frees, so it is the keeper that proves the
+    death."""
+    with site.lab(lease_s=30.0, beat_s=10.0) as lab:
+        case = lab.case("death", killed="a program that calls run_worker()", lease_s=30.0, running=4)
+        program = lab.direct_worker("busy", concurrency=4)
+        wait_until(lambda: "keeper ready" in program.log.read_text("utf-8"), START_S, "its keeper is ready")
+        handles, door = lab.submit_held(4, "running")
+        [pid] = {mark.pid for mark in lab.await_starts(4, 10)}
+        idle = lab.worker("idle", concurrency=4)
+        os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        lab.await_starts(8, 30)
+        again = [lab.marks.starts(job=handle.id)[1].at - killed_at for handle in handles]
+        case.at_most("last_restart_after_kill_s", max(again), 1.0)
+        door.touch()
+        lab.await_ended(handles, 20)
+        case.equal("crashes", [lab.now(handle).crashes for handle in handles], [1] * 4)
+        case.equal("idle_one_lives", idle.running, True)
+        lab.close(case)
 
 
 # -- bodies that do not want to end, and what they take with them
@@ -222,24 +283,26 @@ def innocent(site: Site, task: str, arguments: tuple[Any, ...]) -> None:
         lab.close(case)
 
 
-@beside
 def test_a_body_that_stops_the_loop_costs_its_slot_a_second_and_a_start(site: Site) -> None:
-    together(
-        lambda: capacity(site, "aspin", (), stalls=True),
-        lambda: capacity(site, "ablock", (600.0,), stalls=True),
-    )
+    capacity(site, "aspin", (), stalls=True)
 
 
 @pytest.mark.slow
-@beside
+def test_a_blocking_call_on_the_loop_costs_its_slot_a_second_and_a_start(site: Site) -> None:
+    capacity(site, "ablock", (600.0,), stalls=True)
+
+
+@pytest.mark.slow
 def test_a_body_that_holds_the_interpreter_costs_its_slot_a_second_and_a_start(site: Site) -> None:
-    together(
-        lambda: capacity(site, "grip", (600,), stalls=True),
-        lambda: capacity(site, "agrip", (600,), stalls=True),
-    )
+    capacity(site, "grip", (600,), stalls=True)
 
 
-@beside
+@pytest.mark.slow
+def test_so_does_one_that_holds_it_on_the_loop(site: Site) -> None:
+    capacity(site, "agrip", (600,), stalls=True)
+
+
+@pytest.mark.slow
 def test_a_body_that_stops_nothing_else_costs_its_slot_a_second(site: Site) -> None:
     together(
         lambda: capacity(site, "nap", (600.0,), stalls=False),
@@ -249,12 +312,11 @@ def test_a_body_that_stops_nothing_else_costs_its_slot_a_second(site: Site) -> N
     )
 
 
-@beside
+@pytest.mark.slow
 def test_what_runs_beside_a_body_that_stops_the_loop_is_only_interrupted(site: Site) -> None:
     innocent(site, "aspin", ())
 
 
 @pytest.mark.slow
-@beside
 def test_what_runs_beside_a_body_that_holds_the_interpreter_is_only_interrupted(site: Site) -> None:
     innocent(site, "grip", (600,))

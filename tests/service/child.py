@@ -101,7 +101,7 @@ class Child:
                     self.live(name, int(value))
                 case "job":
                     job_id, token, seconds = value.split(",")
-                    self._ledger.enter(job_id, int(token), time.monotonic() + float(seconds))
+                    self._ledger.enter(job_id, int(token), time.monotonic() + float(seconds), 0)
                     self._ledger.blocked(job_id)  # the last one is named
                 case "exit":
                     return int(value)

@@ -11,7 +11,6 @@ import pytest
 from fluxmesh.clock import ManualClock
 from fluxmesh.storage.values import Registration, TaskSpec, WorkerRef
 from fluxmesh.worker.ledger import (
-    NONE,
     RECORDS_MORE,
     RECORDS_PER_SLOT,
     Ledger,
@@ -75,14 +74,20 @@ def test_signs_of_life_are_read_as_they_were_written(pair: Pair) -> None:
 
 
 def test_a_worker_that_is_over_is_kept_no_more(pair: Pair) -> None:
-    pair.write().over()
+    ledger = pair.write()
+    place = ledger.enter(job(1), 1, 1.0, 1)
+    ledger.over()
     assert pair.reader.vitals() is None
+    ledger.turned()  # whoever comes late harms nobody
+    assert ledger.begin(place)
+    ledger.strike(place)
+    ledger.over()
 
 
 def test_running_jobs_stand_there_with_their_hard_deadline_until_they_end(pair: Pair) -> None:
     ledger = pair.write()
-    first = ledger.enter(job(1), 11, 20.0)
-    ledger.enter(job(2), 12, 30.0)
+    first = ledger.enter(job(1), 11, 20.0, 0)
+    ledger.enter(job(2), 12, 30.0, 0)
     assert {(entry.id, entry.token, entry.hard_s) for entry in pair.reader.entries()} == {
         (job(1), 11, 21.0),
         (job(2), 12, 31.0),
@@ -94,31 +99,29 @@ def test_running_jobs_stand_there_with_their_hard_deadline_until_they_end(pair: 
 def test_records_are_used_again_and_again_and_one_job_too_many_is_left_out(pair: Pair) -> None:
     ledger = pair.write()
     for _ in range(3):
-        places = [ledger.enter(job(number), number, 1.0) for number in range(MOST)]
+        places = [ledger.enter(job(number), number, 1.0, 0) for number in range(MOST)]
         assert sorted(set(places)) == sorted(places)
-        assert ledger.enter(job(MOST), 1, 1.0) == NONE
-        assert len(pair.reader.entries()) == MOST
-        for place in places:
+        beyond = [ledger.enter(job(MOST + more), 1, 1.0, 1) for more in range(2)]
+        assert {entry.id for entry in pair.reader.entries()} == {job(number) for number in range(MOST)}
+        assert all(ledger.begin(place) for place in beyond)
+        for place in (*places, *beyond):
             ledger.strike(place)
         assert pair.reader.entries() == []
 
 
 def test_a_body_that_waits_is_taken_back_and_then_not_entered(pair: Pair) -> None:
     ledger = pair.write()
-    waits, runs, on_thread = (ledger.enter(job(n), n, 1.0) for n in range(3))
-    ledger.wait(waits)
-    ledger.wait(runs)
+    waits, runs = ledger.enter(job(0), 0, 1.0, 1), ledger.enter(job(1), 1, 1.0, 1)
+    ledger.enter(job(2), 2, 1.0, 0)  # on a thread
     assert ledger.begin(runs)
     taken = pair.reader.revoke(pair.reader.entries())
     assert [entry.id for entry in taken] == [job(0)]
     assert not ledger.begin(waits)
-    assert on_thread != NONE
 
 
 def test_a_body_entered_between_the_look_and_the_mark_is_not_taken_back(pair: Pair) -> None:
     ledger = pair.write()
-    place = ledger.enter(job(1), 1, 1.0)
-    ledger.wait(place)
+    place = ledger.enter(job(1), 1, 1.0, 1)
     seen = pair.reader.entries()
     assert ledger.begin(place)
     assert pair.reader.revoke(seen) == []
@@ -126,23 +129,20 @@ def test_a_body_entered_between_the_look_and_the_mark_is_not_taken_back(pair: Pa
 
 def test_a_record_given_to_another_job_meanwhile_is_not_taken_for_the_first(pair: Pair) -> None:
     ledger = pair.write()
-    place = ledger.enter(job(1), 1, 1.0)
-    ledger.wait(place)
+    place = ledger.enter(job(1), 1, 1.0, 1)
     seen = pair.reader.entries()
     ledger.strike(place)
-    ledger.wait(ledger.enter(job(2), 2, 1.0))
+    ledger.enter(job(2), 2, 1.0, 1)
     assert pair.reader.revoke(seen) == []
 
 
 def test_a_mark_of_an_earlier_job_does_not_stick_to_its_record(pair: Pair) -> None:
     ledger = pair.write()
-    place = ledger.enter(job(1), 1, 1.0)
-    ledger.wait(place)
+    place = ledger.enter(job(1), 1, 1.0, 1)
     pair.reader.revoke(pair.reader.entries())
     ledger.strike(place)
-    again = ledger.enter(job(2), 2, 1.0)
+    again = ledger.enter(job(2), 2, 1.0, 1)
     assert again == place
-    ledger.wait(again)
     assert ledger.begin(again)
 
 

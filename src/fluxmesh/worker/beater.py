@@ -31,7 +31,6 @@ from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.ledger import Ledger
 from fluxmesh.worker.runs import RunTable
 from fluxmesh.worker.skew import SkewWatch
-from fluxmesh.worker.stall import TICK_S
 
 FIRST_PAUSE_S: Final = 0.05
 _log = get_logger("worker")
@@ -101,28 +100,29 @@ class Beater:
     def nudge(self) -> None:
         """Beat now. Any thread."""
         self._beat_now = True
-        self._wake()
+        self.wake()
 
     def give_back_waiting(self) -> None:
         """The loop stands still: release what has not been entered. Any thread."""
         self._loop_is_blocked = True
-        self._wake()
+        self.wake()
 
     def say_last_words(self, timeout_s: float) -> None:
         """The process is about to end itself: store what that shall mean for its jobs. Any other thread;
         waits."""
         self._last_words = threading.Event()
-        self._wake()
+        self.wake()
         self._last_words.wait(timeout_s)
 
     async def stop(self, timeout_s: float) -> bool:
         """Send no more beats; False: the thread does not answer."""
         self._stopping = True
-        self._wake()
+        self.wake()
         await asyncio.wait((self._over,), timeout=timeout_s)
         return self._over.done()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Look whether there is something to be done. Any thread."""
         if self._own_loop is not None and self._rouse is not None:
             try:
                 self._own_loop.call_soon_threadsafe(self._rouse.set)
@@ -192,7 +192,7 @@ class Beater:
             await self._give_back(storage)
         if self._last_words is not None:
             await self._store_last_words(storage, self._last_words)
-        rest_s = max(0.0, min(next_s - self._clock.mono_s(), TICK_S))
+        rest_s = max(0.0, next_s - self._clock.mono_s())
         try:
             async with asyncio.timeout(rest_s):
                 await self._rouse.wait()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -21,6 +22,9 @@ from msgspec import Struct
 
 from fluxmesh.obs.log import Logger
 from fluxmesh.worker.ledger import LEDGER_FLAG, LedgerReader, make_ledger_file
+
+if sys.platform == "linux":
+    import fcntl
 
 REPORT_FLAG: Final = "--report-fd"
 MAX_LINE_BYTES: Final = 16 << 10
@@ -56,7 +60,7 @@ class ChildProcess:
         self,
         process: asyncio.subprocess.Process,
         *,
-        stdin_fd: int,
+        stdin_fds: tuple[int, int],
         report_fd: int,
         ledger: LedgerReader,
         log: Logger,
@@ -70,7 +74,8 @@ class ChildProcess:
         self.left_running = 0
         self.hopeless = False
         self._process = process
-        self._stdin_fd = stdin_fd
+        self._stdin_fds = stdin_fds  # its own end, and ours
+        self._dies_with_us = False
         self._report_fd = report_fd
         self._log = log
         self._on_ready = on_ready
@@ -95,12 +100,19 @@ class ChildProcess:
                 env=None if spec.env is None else dict(spec.env),
             )
         except BaseException:
-            _close(stdin_fd, report_fd)
+            _close(child_stdin, stdin_fd, report_fd)
             ledger.close()
             raise
         finally:
-            _close(child_stdin, child_report)
-        return cls(process, stdin_fd=stdin_fd, report_fd=report_fd, ledger=ledger, log=log, on_ready=on_ready)
+            _close(child_report)
+        return cls(
+            process,
+            stdin_fds=(child_stdin, stdin_fd),
+            report_fd=report_fd,
+            ledger=ledger,
+            log=log,
+            on_ready=on_ready,
+        )
 
     def send(self, number: signal.Signals) -> None:
         """Signal it, unless it has ended."""
@@ -109,6 +121,25 @@ class ChildProcess:
                 self._process.send_signal(number)
             except ProcessLookupError:
                 pass  # it ended a moment ago; `wait` will tell
+
+    def die_with_us(self, *, yes: bool) -> None:
+        """While this holds, the kernel kills the child at the death of this process: for one that could not
+        notice it, whose lease nobody would keep. Only on Linux.
+
+        The end of its standard input is one open file here and there, so its owner and signal (fcntl(2),
+        F_SETOWN and F_SETSIG) can be set from here, and the kernel sends it when the last writer is gone:
+        we."""
+        if yes == self._dies_with_us or sys.platform != "linux" or self._process.returncode is not None:
+            return
+        self._dies_with_us = yes
+        read_fd = self._stdin_fds[0]
+        flags = fcntl.fcntl(read_fd, fcntl.F_GETFL)
+        if yes:
+            fcntl.fcntl(read_fd, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(read_fd, fcntl.F_SETOWN, self.pid)
+            fcntl.fcntl(read_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+        else:
+            fcntl.fcntl(read_fd, fcntl.F_SETFL, flags & ~os.O_ASYNC)
 
     async def wait(self) -> int:
         """Its exit status, or minus the signal that killed it. Takes what it reported last, then closes
@@ -120,7 +151,7 @@ class ChildProcess:
             return code
         finally:
             self._loop.remove_reader(self._report_fd)
-            _close(self._report_fd, self._stdin_fd)
+            _close(self._report_fd, *self._stdin_fds)
 
     def _read(self) -> None:
         try:

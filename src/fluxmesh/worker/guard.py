@@ -18,8 +18,9 @@ from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import ProgressNote, WorkerRef
 from fluxmesh.worker.child_process import ChildProcess
 from fluxmesh.worker.lease_keeper import LeaseKeeper
+from fluxmesh.worker.ledger import Entry
 from fluxmesh.worker.proc import process_state
-from fluxmesh.worker.stall import LOOK_S, Stall, StallJudge
+from fluxmesh.worker.stall import LOOK_S, TURN_LIMIT_S, Stall, StallJudge
 
 NOTE_S: Final = 1.0  # to tell storage what the end of a child shall mean, before it comes
 
@@ -55,14 +56,18 @@ class ChildGuard(Service):
             return None
         now_s = self._clock.mono_s()
         state = process_state(self._child.pid)
-        self._keeper.look(vitals, state, now_s)
-        entries = self._child.ledger.entries() if self._judge.suspects else ()
+        rest_s = self._keeper.look(vitals, state, now_s)
+        self._child.die_with_us(yes=now_s - vitals.turn_s > TURN_LIMIT_S)
+        entries: Sequence[Entry] = ()
+        if self._judge.suspects:
+            entries = self._child.ledger.entries()
+            self._keeper.warm_up()
         stall = self._judge.look(
             vitals, entries, state=state, kept_since_s=self._keeper.kept_since_s, now_s=now_s
         )
         if stall is not None:
             await self._end(stall, self._child.ledger.worker(vitals.epoch))
-        return None
+        return None if self._judge.suspects else rest_s
 
     async def close(self) -> None:
         """The child has ended. Bounded."""

@@ -32,6 +32,7 @@ from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import PROCESS_GONE
 from fluxmesh.worker.death_reporter import Death, DeathReporter
+from fluxmesh.worker.keeper_process import READY
 from fluxmesh.worker.lease_keeper import LeaseKeeper
 from fluxmesh.worker.ledger import LEDGER_FLAG, LedgerReader
 from fluxmesh.worker.proc import ParentWatch, process_state
@@ -81,7 +82,7 @@ class Keeper(Service):
 
     async def run_once(self) -> float | None:
         """Keep the lease if that is needed; stop when the worker or the program is gone."""
-        now_s = self._clock.mono_s()
+        now_s, rest_s = self._clock.mono_s(), LOOK_S
         vitals = self._ledger.vitals()
         if self._parent.gone():
             self.request_stop()
@@ -92,17 +93,19 @@ class Keeper(Service):
                 self.request_stop()  # the worker has ended, and the program goes on
         else:
             self._last_epoch = vitals.epoch
-            self._lease.look(vitals, process_state(self._parent.pid), now_s)
-        if self._input_ended_s is not None and now_s - self._input_ended_s > LAST_LOOKS_S:
+            rest_s = self._lease.look(vitals, process_state(self._parent.pid), now_s)
+        ended_s = self._input_ended_s
+        if ended_s is not None and (vitals is None or now_s - ended_s > LAST_LOOKS_S):
             self.request_stop()
-        return None
+        return rest_s if ended_s is None else LOOK_S
 
-    def watch(self) -> None:
-        """Look at once when the program ends or has nothing more to say."""
+    async def get_ready(self) -> None:
+        """Look at once when the program ends or has nothing more to say; try the storage. Bounded."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._stdin_fd, self._input_ended)
         if self._parent.fileno() >= 0:
             loop.add_reader(self._parent.fileno(), self._parent_ended)
+        await self._lease.open_early()
 
     async def declared(self) -> bool:
         """Wait until storage has heard of the program's death, if there was one; False: not in time."""
@@ -155,8 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _keep(orders: Orders, ledger: LedgerReader) -> bool:
     keeper = Keeper(orders, ledger, sys.stdin.fileno())
-    keeper.watch()
     await keeper.start()
+    await keeper.get_ready()
+    sys.stderr.write(f"{READY}\n")
+    sys.stderr.flush()
     await keeper.wait()
     return await keeper.declared()
 

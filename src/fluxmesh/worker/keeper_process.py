@@ -7,16 +7,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from fluxmesh.config import Settings
 from fluxmesh.obs.log import get_logger
 from fluxmesh.worker.ledger import LEDGER_FLAG, make_ledger_file
-from fluxmesh.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from fluxmesh.worker.worker import Worker
 
 _log = get_logger("worker")
+READY: Final = "ready"  # the first line that it says
 LINE_MOST_BYTES: Final = 2_000
 LINES_MOST: Final = 100  # that it may say in its life; the rest is dropped
 
@@ -94,8 +97,11 @@ class KeeperProcess:
             lines = 0
             while line := said.readline(LINE_MOST_BYTES):
                 lines += 1
-                if lines <= LINES_MOST:
-                    _log.warning("the keeper says", line=line.decode("utf-8", "replace").rstrip())
+                text = line.decode("utf-8", "replace").rstrip()
+                if lines == 1 and text == READY:
+                    _log.info("keeper ready", pid=process.pid)
+                elif lines <= LINES_MOST:
+                    _log.warning("the keeper says", line=text)
 
     def _close_ledger(self) -> None:
         fd, self._ledger_fd = self._ledger_fd, -1

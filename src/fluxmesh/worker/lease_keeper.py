@@ -12,10 +12,10 @@ from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import FluxMeshError
 from fluxmesh.obs.log import Logger
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import Owned, Standing, WorkerView
+from fluxmesh.storage.values import Owned, Registration, Standing, WorkerView
 from fluxmesh.worker.ledger import Entry, LedgerReader, Vitals
 from fluxmesh.worker.proc import ProcessState
-from fluxmesh.worker.stall import TURN_LIMIT_S, is_silent, last_sign_s
+from fluxmesh.worker.stall import TURN_LIMIT_S, is_silent, last_sign_s, rest_s
 
 VERB_S: Final = 5.0  # for one beat, its connection included
 CLOSE_S: Final = 1.0
@@ -48,6 +48,8 @@ class LeaseKeeper:
         self._opening = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._warm_again_s = 0.0
         self._given_back: set[Entry] = set()  # in this silence
         self._next_s = 0.0
         self._used_s = 0.0
@@ -57,10 +59,14 @@ class LeaseKeeper:
         self._beats = 0  # good ones of this silence
         self._own_beat_s = 0.0  # when its own last one before it was sent
 
-    def look(self, vitals: Vitals, state: ProcessState, now_s: float) -> None:
-        """Send a beat in its name if one is due."""
+    def look(self, vitals: Vitals, state: ProcessState, now_s: float) -> float:
+        """Send a beat in its name if one is due. Seconds until the next look."""
         registration = self._ledger.registration()
         assert registration is not None
+        self._keep(vitals, registration, state, now_s)
+        return rest_s(vitals, registration.beat_s, now_s)
+
+    def _keep(self, vitals: Vitals, registration: Registration, state: ProcessState, now_s: float) -> None:
         if now_s - vitals.turn_s <= TURN_LIMIT_S:
             self._given_back.clear()
         elif state is ProcessState.RUNS:
@@ -78,9 +84,26 @@ class LeaseKeeper:
             self._beat(vitals, WorkerView(registration), now_s), name="fluxmesh-keep-lease"
         )
 
+    def warm_up(self) -> None:
+        """Open storage in the background: there will be no time for it when it is needed."""
+        now_s = self._clock.mono_s()
+        if self._storage is None and self._warming is None and now_s >= self._warm_again_s:
+            self._warm_again_s = now_s + VERB_S
+            self._warming = asyncio.get_running_loop().create_task(self.open_early(), name="fluxmesh-open")
+
+    async def open_early(self) -> None:
+        """Open storage, bounded; a failure is only logged."""
+        try:
+            async with asyncio.timeout(VERB_S):
+                await self.opened()
+        except (FluxMeshError, TimeoutError) as error:
+            self._log.warning("storage does not answer", verb="open", error=str(error) or "no answer")
+        finally:
+            self._warming = None
+
     async def close(self) -> None:
         """Send no more. Bounded."""
-        for task in (self._beating, self._releasing):
+        for task in (self._beating, self._releasing, self._warming):
             if task is not None:
                 task.cancel()
                 await asyncio.wait((task,), timeout=CLOSE_S)

@@ -17,6 +17,7 @@ back."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -37,7 +38,7 @@ ID_BYTES: Final = 36  # of a UUID in text
 RECORDS_PER_SLOT: Final = 4  # running, stuck (two a slot before the worker retires), and one to spare
 RECORDS_MORE: Final = 8
 MAX_BYTES: Final = 64 << 20
-NONE: Final = -1  # the record of a run that is in none
+NONE: Final = 0  # where a run stands that is in no ledger
 
 _MAGIC: Final = b"FXLEDG01"
 _SIZES: Final = struct.Struct("=8sII")  # magic, records, bytes of the registration
@@ -89,13 +90,18 @@ def make_ledger_file() -> int:
     """A descriptor of an empty file without a name. A worker can make it larger and, on Linux, never smaller:
     a mapping of what is gone would kill its reader. Raises OSError."""
     if sys.platform == "linux":
-        import fcntl
-
-        fd = os.memfd_create("fluxmesh-ledger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return fd
+        with contextlib.suppress(OSError):  # an old kernel, or one that is not allowed to
+            return _sealed_memory()
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def _sealed_memory() -> int:
+    import fcntl
+
+    fd = os.memfd_create("fluxmesh-ledger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd
 
 
 class Ledger:
@@ -108,47 +114,47 @@ class Ledger:
         """Give the file its size and write what stays. Raises OSError, ValueError."""
         blob = msgspec.msgpack.encode(registration)
         count = RECORDS_PER_SLOT * concurrency + RECORDS_MORE
-        self._blob_at = _RECORDS_AT + count * _RECORD.size
-        size = self._blob_at + len(blob)
+        # After the records that are read comes one for all jobs too many.
+        self._scrap_at = _RECORDS_AT + count * _RECORD.size
+        blob_at = self._scrap_at + _RECORD.size
+        size = blob_at + len(blob)
         if size > MAX_BYTES:
             raise ValueError(f"a ledger of {size:,} bytes; at most {MAX_BYTES:,}")
         os.ftruncate(fd, size)
-        self._map = mmap.mmap(fd, size)
+        self._map: mmap.mmap | bytearray = mmap.mmap(fd, size)
         self._clock = clock
         self._hard_grace_s = hard_grace_s
         self._fence = threading.Lock()
-        self._free = list(range(_RECORDS_AT, self._blob_at, _RECORD.size))
-        self._map[self._blob_at : size] = blob
+        self._free = list(range(_RECORDS_AT, self._scrap_at, _RECORD.size))
+        self._map[blob_at:size] = blob
         self._map[: _SIZES.size] = _SIZES.pack(_MAGIC, count, len(blob))
 
-    def enter(self, job_id: str, token: int, soft_s: float) -> int:
-        """Note a job that runs, with the instant of its timeout; where it stands, for `strike`."""
+    def enter(self, job_id: str, token: int, soft_s: float, waits: int) -> int:
+        """Note a job at hand, with the instant of its timeout; 1: its body waits for its turn on the loop.
+        Where it stands, for `begin` and `strike`."""
         free = self._free
-        if not free:
-            return NONE
-        at = free.pop()
-        _put_record(self._map, at, job_id.encode(), 0, 0, token, soft_s + self._hard_grace_s)
+        at = free.pop() if free else self._scrap_at
+        _put_record(self._map, at, job_id.encode(), waits, 0, token, soft_s + self._hard_grace_s)
         return at
 
     def set_deadline(self, at: int, soft_s: float) -> None:
         """Its timeout is at another instant."""
         _put_instant(self._map, at + _DEADLINE_IN_RECORD, soft_s + self._hard_grace_s)
 
-    def wait(self, at: int) -> None:
-        """Its body waits for its turn on the loop."""
-        self._map[at + _WAITS] = 1
-
     def begin(self, at: int) -> bool:
         """Its body is about to be entered; False: it was taken back, and must not be."""
-        self._map[at + _WAITS] = 0
-        with self._fence:
-            pass  # neither compiler nor processor moves the read before the write
-        return not self._map[at + _REVOKED]
+        shared = self._map
+        shared[at + _WAITS] = 0
+        # The processor must not read before it has written. (`with` takes twice as long.)
+        self._fence.acquire()
+        self._fence.release()
+        return not shared[at + _REVOKED]
 
     def strike(self, at: int) -> None:
         """Its body has ended, or never began."""
         _put_instant(self._map, at + _DEADLINE_IN_RECORD, 0.0)
-        self._free.append(at)
+        if at != self._scrap_at:
+            self._free.append(at)
 
     def registered(self, epoch: int, sent_s: float) -> None:
         """From now on there is something to be kept."""
@@ -174,8 +180,13 @@ class Ledger:
         _TEXT.pack_into(self._map, _BLOCKED_AT, job_id.encode())
 
     def over(self) -> None:
-        """Nothing of the worker is left that a lease would be kept for."""
-        _INT.pack_into(self._map, _EPOCH_AT, 0)
+        """Nothing of the worker is left that a lease would be kept for. What is still written goes nowhere:
+        the worker's object may live on, and a mapping holds a descriptor."""
+        shared = self._map
+        _INT.pack_into(shared, _EPOCH_AT, 0)
+        self._map = bytearray(len(shared))
+        if isinstance(shared, mmap.mmap):
+            shared.close()
 
 
 class LedgerReader:
@@ -247,7 +258,7 @@ class LedgerReader:
                 return None
             view = mmap.mmap(self.fd, size)
             magic, records, blob_bytes = _SIZES.unpack_from(view)
-            blob_at = _RECORDS_AT + records * _RECORD.size
+            blob_at = _RECORDS_AT + (records + 1) * _RECORD.size
             if magic != _MAGIC or blob_at + blob_bytes > size:
                 view.close()
                 return None

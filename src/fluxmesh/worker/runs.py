@@ -118,8 +118,10 @@ class RunTable:
         job = run.job
         self.runs[job.id] = run
         self.slots.enter(job.tier)
-        if self.ledger is not None:
-            run.ledger_at = self.ledger.enter(job.id, job.token, run.deadline)
+        ledger = self.ledger
+        if ledger is not None:
+            waits = run.plan.is_async or run.plan.guided
+            run.ledger_at = ledger.enter(job.id, job.token, run.deadline, waits)
 
     def set_deadline(self, run: Run, deadline: float) -> None:
         """The time of a body that had to wait for its process begins later than its job was taken in."""
@@ -127,24 +129,18 @@ class RunTable:
         if run.ledger_at != NONE and self.ledger is not None:
             self.ledger.set_deadline(run.ledger_at, deadline)
 
-    def _strike(self, run: Run) -> None:
-        if run.ledger_at != NONE and self.ledger is not None:
-            self.ledger.strike(run.ledger_at)
-            run.ledger_at = NONE
-
     def await_entry(self, run: Run) -> None:
         self._waiting[run.job.id] = run
-        if run.ledger_at != NONE and self.ledger is not None:
-            self.ledger.wait(run.ledger_at)
 
     def enter(self, run: Run) -> bool:
         """True: the body may be entered now, and nobody will give the job back meanwhile."""
         if self._waiting.pop(run.job.id, None) is None:
             return False
-        if run.ledger_at != NONE and self.ledger is not None and not self.ledger.begin(run.ledger_at):
-            run.withdrawn = True  # by whoever watches over this process
-            return False
-        return True
+        ledger = self.ledger
+        if ledger is None or ledger.begin(run.ledger_at):
+            return True
+        run.withdrawn = True  # by whoever watches over this process
+        return False
 
     def unseat(self, run: Run) -> None:
         """Its slot is free again: it has ended, or cannot be stopped."""
@@ -158,17 +154,24 @@ class RunTable:
         """Its body has ended; it stays here until storage has confirmed that."""
         run.ended = True
         run.handle = None
-        self._strike(run)
+        if run.ledger_at:
+            self._strike(run)
         if run.seated:
             self.unseat(run)
         elif self.on_change is not None:
             self.on_change()
 
+    def _strike(self, run: Run) -> None:
+        assert self.ledger is not None
+        self.ledger.strike(run.ledger_at)
+        run.ledger_at = NONE
+
     def forget(self, run: Run) -> None:
         """Storage has its end, or it was given back."""
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
-        self._strike(run)
+        if run.ledger_at:
+            self._strike(run)
         self.unseat(run)
 
     def bodies(self) -> list[Run]:

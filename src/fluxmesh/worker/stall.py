@@ -24,7 +24,7 @@ TICK_S: Final = 0.5  # the watching thread turns so often
 TURN_LIMIT_S: Final = TICK_S + LAG_LIMIT_S
 # After its hard timeout a job is given so long before its process is ended: with a look, and the time to tell
 # storage, that is just under a second.
-OVERDUE_S: Final = 0.6
+OVERDUE_S: Final = 0.5
 # A stall counts from when it was seen in unbroken looks: whoever watches may have slept as well, and what
 # wakes up with it has to be given the time to say so.
 SEEN_S: Final = 0.6
@@ -58,6 +58,13 @@ def stands_since_s(vitals: Vitals, now_s: float) -> float:
     if vitals.turn_s and now_s - vitals.turn_s > TURN_LIMIT_S:
         since = min(since, vitals.turn_s)
     return since
+
+
+def rest_s(vitals: Vitals, beat_s: float, now_s: float) -> float:
+    """How long nothing can be seen that is not seen now, if all is well; else the time of one look."""
+    silent_at = vitals.beat_s + SILENT_BEATS * beat_s
+    stands_at = min(vitals.turn_s + TURN_LIMIT_S, vitals.probed_s + LAG_LIMIT_S)
+    return max(LOOK_S, min(silent_at, stands_at) - now_s)
 
 
 def is_ground(entry: Entry, vitals: Vitals, now_s: float) -> bool:

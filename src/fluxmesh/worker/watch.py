@@ -51,6 +51,7 @@ class LoopWatch:
         orphanage: Orphanage | None,
         on_blocked: Callable[[], None],
         is_alone: Callable[[], bool],
+        on_alone: Callable[[], None],
         observer: Observer | None,
     ) -> None:
         self._loop = loop
@@ -61,6 +62,7 @@ class LoopWatch:
         self._orphanage = orphanage
         self._on_blocked = on_blocked
         self._is_alone = is_alone
+        self._on_alone = on_alone
         self._observer = observer
         self._over = threading.Event()
         self._probed_s = 0.0
@@ -90,9 +92,11 @@ class LoopWatch:
         now_s = self._clock.mono_s()
         if self._ledger is not None:
             self._ledger.turned()
-        if self._answered:
+        if self._is_alone():
+            self._on_alone()
+        elif self._answered:
             self._probe(now_s)
-        elif now_s - self._probed_s > LAG_LIMIT_S and not self._is_alone():
+        elif now_s - self._probed_s > LAG_LIMIT_S:
             if not self._blocked:
                 self._blocked = True
                 self._blame()

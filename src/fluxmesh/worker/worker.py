@@ -282,6 +282,7 @@ class Worker:
             orphanage=self._orphanage,
             on_blocked=self._beater.give_back_waiting,
             is_alone=self._beater.is_alone,
+            on_alone=self._beater.wake,
             observer=self._observer,
         )
         self._notices = NoticeListener(self._storage, self._ref, nudge_beat=self._beater.nudge)
