@@ -73,6 +73,7 @@ JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
     "expiring": (2, (Status.COMPLETED, Status.EXPIRED)),
     "batch": (2, DONE),
 }
+LONG: Final = ("long", "deaf")
 POISON_EACH_S: Final = 40
 JOBS_EACH_S: Final = 11.0
 EXPECTED: Final = {**{kind: ends for kind, (_, ends) in JOBS.items()}, "poison": DEAD}
@@ -128,15 +129,17 @@ def make_plan(
     *,
     favours: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
+    busy: bool = False,
 ) -> Plan:
-    """All choices of a run. `favours`: no other faults than these; `without`: none of these."""
+    """All choices of a run. `favours`: no other faults than these; `without`: none of these; `busy`: with
+    many more long jobs than usual."""
     rng = random.Random(f"{seed} {storage}")
     workers = tuple(
         WorkerSpec(2 if rng.random() < 0.4 else None, rng.randint(3, 5)) for _ in range(rng.randint(2, 3))
     )
     if not any(worker.processes for worker in workers):
         workers = (WorkerSpec(2, 3), *workers[1:])
-    jobs = _jobs(rng, seconds)
+    jobs = _jobs(rng, seconds, busy=busy)
     least = round(FAULTS_EACH_60_S * seconds / 60)
     faults: tuple[Fault, ...] = ()
     for _ in range(100):
@@ -149,8 +152,9 @@ def make_plan(
 
 
 # -- jobs ------------------------------------------------------------------------------------------------
-def _jobs(rng: random.Random, seconds: float) -> tuple[Submission, ...]:
-    kinds, weights = list(JOBS), [weight for weight, _ in JOBS.values()]
+def _jobs(rng: random.Random, seconds: float, *, busy: bool) -> tuple[Submission, ...]:
+    kinds = list(JOBS)
+    weights = [JOBS[kind][0] * (4 if busy and kind in LONG else 1) for kind in kinds]
     made = []
     at_s = 0.0
     while at_s < seconds:
