@@ -207,7 +207,8 @@ MUTANTS: Final = {
                     "pass",
                 ),
             ),
-            ("storage_frozen", "storage_killed"),
+            ("late_back",),
+            busy=True,
         ),
     )
 }

@@ -28,6 +28,7 @@ _MANAGE_S: Final = 0.5
 _RELEASED_S: Final = 0.3  # a storage that was frozen lets nobody be reaped for a lease: a little more
 _LOOK_S: Final = 0.02
 _READY_S: Final = 10.0
+_LATE: Final = 0.3  # of a lease: so much later than others a worker finds its storage back
 _EARLY: Final = 5  # one in so many
 _MOST_AT_ONCE: Final = 12
 
@@ -138,6 +139,8 @@ class Nemesis:
         try:
             if fault.kind == "freeze_both":
                 what = self._freeze_both(fault, rng)
+            elif fault.kind == "late_back":
+                what = self._late_back(fault, rng)
             elif hasattr(self, f"_{fault.kind}"):
                 slot = self.slots[fault.slot]
                 with slot.lock:
@@ -242,6 +245,27 @@ class Nemesis:
                 time.sleep(self._lease_s * rng.uniform(*LONG_STOP) + _RELEASED_S)
             finally:
                 self._watch.continue_them(stopped)
+        return f"pids {stopped}"
+
+    def _late_back(self, fault: Fault, rng: random.Random) -> str:
+        """The storage is away for longer than a lease, and one worker is the last to notice its return: it
+        is stopped meanwhile, for much less than a lease."""
+        kind = "storage_killed" if self._plan.storage == "redis" else "storage_frozen"
+        slot = self.slots[fault.slot]
+        with slot.lock:
+            worker = self._standing(slot)
+            self._child_of(worker, fault)
+            with ExitStack() as away:
+                away.enter_context(self._storage.fault(kind, rng, 0.0))  # type: ignore[arg-type]
+                time.sleep(self._lease_s * fault.length_s)
+                stopped = self._watch.stop_them(self._watch.children(worker.pid))
+                try:
+                    away.close()
+                    if not stopped:
+                        raise NotDone("nothing stands still")
+                    time.sleep(self._lease_s * _LATE)
+                finally:
+                    self._watch.continue_them(stopped)
         return f"pids {stopped}"
 
     def _put_aside(self, worker: ChaosWorker, why: str, within_s: float, *, code: int) -> None:

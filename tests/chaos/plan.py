@@ -23,7 +23,7 @@ UNIQUES: Final = ("one-x", "one-y", "one-z")
 
 PROCESS_KINDS: Final = ("kill_child", "kill_supervisor", "kill_group", "stop_child", "stop_group", "term")
 STORAGE_KINDS: Final = {
-    "sqlite": ("storage_frozen", "storage_slow", "storage_full", "clock", "freeze_both"),
+    "sqlite": ("storage_frozen", "storage_slow", "storage_full", "clock", "freeze_both", "late_back"),
     "redis": (
         "storage_killed",
         "storage_frozen",
@@ -32,10 +32,11 @@ STORAGE_KINDS: Final = {
         "replies_lost",
         "clock",
         "freeze_both",
+        "late_back",
     ),
     "replicas": (),
 }
-# kind -> least and most seconds it lasts. Those of a stop are in leases.
+# kind -> least and most seconds it lasts. Those of a stop, and of late_back, are in leases.
 LENGTHS: Final = {
     "storage_killed": (0.3, 4.0),
     "storage_frozen": (0.5, 5.0),
@@ -44,6 +45,7 @@ LENGTHS: Final = {
     "replies_lost": (0.3, 1.5),
     "clock": (2.0, 6.0),
     "freeze_both": (0.8, 2.0),
+    "late_back": (1.1, 1.6),
 }
 SHORT_STOP: Final = (0.2, 0.55)
 LONG_STOP: Final = (1.5, 2.3)
