@@ -41,8 +41,8 @@ def seeds_of(text: str) -> list[int]:
 def carried_out(seed: int, storage: str, seconds: float, folder: Path, mutant: str = "") -> Report:
     """One run. Its folder stays if something was violated."""
     favours = MUTANTS[mutant].favours if mutant else ()
-    without = without_of(storage)
-    plan = make_plan(seed, storage, seconds, favours=favours, without=without)
+    busy = bool(mutant) and MUTANTS[mutant].busy
+    plan = make_plan(seed, storage, seconds, favours=favours, without=without_of(storage), busy=busy)
     place = folder / f"{storage}-{seed}{f'-{mutant}' if mutant else ''}-{int(time.time())}"
     report = Run(plan, place, mutant=mutant).carry_out()
     LINES.parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -28,6 +29,11 @@ class ChaosWorker(Group):
         argv += ["--id", name, "--concurrency", str(spec.concurrency)]
         argv += [] if spec.processes is None else ["--processes", str(spec.processes)]
         super().__init__(argv, env=env, folder=folder, log=folder / f"{name}.log")
+
+    def ready(self) -> set[int]:
+        """The processes that its supervisor has seen ready."""
+        lines = [line for line in self.log.read_bytes().splitlines() if b'"worker ready"' in line]
+        return {json.loads(line)["pid"] for line in lines}
 
 
 class Seen:

@@ -34,13 +34,15 @@ class Edit(Struct, frozen=True):
 
 
 class Mutant(Struct, frozen=True):
-    """`storage`: on which it is shown. `favours`: kinds of faults that bring it out; empty: all."""
+    """`storage`: on which it is shown. `favours`: kinds of faults that bring it out; empty: all.
+    `busy`: it takes many long jobs."""
 
     name: str
     storage: str
     breaks: str
     edits: tuple[Edit, ...]
     favours: tuple[str, ...] = ()
+    busy: bool = False
 
 
 _ACK_FIRST: Final = """\
@@ -103,6 +105,7 @@ MUTANTS: Final = {
                 ),
             ),
             ("freeze_both",),
+            busy=True,
         ),
         Mutant(
             "reap_ignores_lease",
@@ -175,6 +178,7 @@ MUTANTS: Final = {
                 ),
             ),
             ("term",),
+            busy=True,
         ),
         Mutant(
             "lost_claim_reply",
@@ -203,7 +207,8 @@ MUTANTS: Final = {
                     "pass",
                 ),
             ),
-            ("storage_frozen", "storage_killed"),
+            ("late_back",),
+            busy=True,
         ),
     )
 }

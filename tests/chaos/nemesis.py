@@ -28,6 +28,8 @@ _MANAGE_S: Final = 0.5
 _RELEASED_S: Final = 0.3  # a storage that was frozen lets nobody be reaped for a lease: a little more
 _LOOK_S: Final = 0.02
 _READY_S: Final = 10.0
+_LATE: Final = 0.3  # of a lease: so much later than others a worker finds its storage back
+_EARLY: Final = 5  # one in so many
 _MOST_AT_ONCE: Final = 12
 
 
@@ -137,6 +139,8 @@ class Nemesis:
         try:
             if fault.kind == "freeze_both":
                 what = self._freeze_both(fault, rng)
+            elif fault.kind == "late_back":
+                what = self._late_back(fault, rng)
             elif hasattr(self, f"_{fault.kind}"):
                 slot = self.slots[fault.slot]
                 with slot.lock:
@@ -159,25 +163,27 @@ class Nemesis:
             raise NotDone("the worker had ended by itself")
         return slot.worker
 
-    def _child_of(self, worker: ChaosWorker) -> int:
-        """One that runs jobs; a worker that has just been started may need a moment for it."""
+    def _child_of(self, worker: ChaosWorker, fault: Fault) -> int:
+        """One that takes jobs, however long it needs to come to that; now and then one that only exists."""
+        early = round(fault.at_s * 100) % _EARLY == 0
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
             children = self._watch.children(worker.pid)
-            if children:
-                return children[worker.pid % len(children)]
+            chosen = children if early else [pid for pid in children if pid in worker.ready()]
+            if chosen:
+                return chosen[worker.pid % len(chosen)]
             time.sleep(_LOOK_S)
         raise NotDone("the worker has no child")
 
     def _kill_child(self, fault: Fault, slot: Slot) -> str:
-        killed = self._watch.kill([self._child_of(self._standing(slot))])
+        killed = self._watch.kill([self._child_of(self._standing(slot), fault)])
         if not killed:
             raise NotDone("it was gone already")
         return f"pid {killed}"
 
     def _kill_supervisor(self, fault: Fault, slot: Slot) -> str:
         worker = self._standing(slot)
-        self._child_of(worker)
+        self._child_of(worker, fault)
         killed = self._watch.kill([worker.pid])
         if not killed:
             raise NotDone("it was gone already")
@@ -197,18 +203,18 @@ class Nemesis:
 
     def _term(self, fault: Fault, slot: Slot) -> str:
         worker = self._standing(slot)
-        self._child_of(worker)
+        self._child_of(worker, fault)
         worker.tell()
         self._put_aside(worker, "which was told to stop", TOLD_S, code=0)
         self.start_worker(slot)
         return worker.name
 
     def _stop_child(self, fault: Fault, slot: Slot) -> str:
-        return self._stopped([self._child_of(self._standing(slot))], fault.length_s)
+        return self._stopped([self._child_of(self._standing(slot), fault)], fault.length_s)
 
     def _stop_group(self, fault: Fault, slot: Slot) -> str:
         worker = self._standing(slot)
-        self._child_of(worker)
+        self._child_of(worker, fault)
         return self._stopped(self._watch.members(worker.pid), fault.length_s)
 
     def _stopped(self, pids: list[int], length_s: float) -> str:
@@ -226,7 +232,7 @@ class Nemesis:
         slot = self.slots[fault.slot]
         with slot.lock, ExitStack() as stack:
             worker = self._standing(slot)
-            self._child_of(worker)
+            self._child_of(worker, fault)
             frozen = ExitStack()
             stack.enter_context(frozen)
             frozen.enter_context(self._storage.fault("storage_frozen", rng, 0.0))  # type: ignore[arg-type]
@@ -239,6 +245,27 @@ class Nemesis:
                 time.sleep(self._lease_s * rng.uniform(*LONG_STOP) + _RELEASED_S)
             finally:
                 self._watch.continue_them(stopped)
+        return f"pids {stopped}"
+
+    def _late_back(self, fault: Fault, rng: random.Random) -> str:
+        """The storage is away for longer than a lease, and one worker is the last to notice its return: it
+        is stopped meanwhile, for much less than a lease."""
+        kind = "storage_killed" if self._plan.storage == "redis" else "storage_frozen"
+        slot = self.slots[fault.slot]
+        with slot.lock:
+            worker = self._standing(slot)
+            self._child_of(worker, fault)
+            with ExitStack() as away:
+                away.enter_context(self._storage.fault(kind, rng, 0.0))  # type: ignore[arg-type]
+                time.sleep(self._lease_s * fault.length_s)
+                stopped = self._watch.stop_them(self._watch.children(worker.pid))
+                try:
+                    away.close()
+                    if not stopped:
+                        raise NotDone("nothing stands still")
+                    time.sleep(self._lease_s * _LATE)
+                finally:
+                    self._watch.continue_them(stopped)
         return f"pids {stopped}"
 
     def _put_aside(self, worker: ChaosWorker, why: str, within_s: float, *, code: int) -> None:

@@ -23,7 +23,7 @@ UNIQUES: Final = ("one-x", "one-y", "one-z")
 
 PROCESS_KINDS: Final = ("kill_child", "kill_supervisor", "kill_group", "stop_child", "stop_group", "term")
 STORAGE_KINDS: Final = {
-    "sqlite": ("storage_frozen", "storage_slow", "storage_full", "clock", "freeze_both"),
+    "sqlite": ("storage_frozen", "storage_slow", "storage_full", "clock", "freeze_both", "late_back"),
     "redis": (
         "storage_killed",
         "storage_frozen",
@@ -32,10 +32,11 @@ STORAGE_KINDS: Final = {
         "replies_lost",
         "clock",
         "freeze_both",
+        "late_back",
     ),
     "replicas": (),
 }
-# kind -> least and most seconds it lasts. Those of a stop are in leases.
+# kind -> least and most seconds it lasts. Those of a stop, and of late_back, are in leases.
 LENGTHS: Final = {
     "storage_killed": (0.3, 4.0),
     "storage_frozen": (0.5, 5.0),
@@ -44,6 +45,7 @@ LENGTHS: Final = {
     "replies_lost": (0.3, 1.5),
     "clock": (2.0, 6.0),
     "freeze_both": (0.8, 2.0),
+    "late_back": (1.1, 1.6),
 }
 SHORT_STOP: Final = (0.2, 0.55)
 LONG_STOP: Final = (1.5, 2.3)
@@ -73,6 +75,7 @@ JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
     "expiring": (2, (Status.COMPLETED, Status.EXPIRED)),
     "batch": (2, DONE),
 }
+LONG: Final = ("long", "deaf")
 POISON_EACH_S: Final = 40
 JOBS_EACH_S: Final = 11.0
 EXPECTED: Final = {**{kind: ends for kind, (_, ends) in JOBS.items()}, "poison": DEAD}
@@ -128,15 +131,17 @@ def make_plan(
     *,
     favours: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
+    busy: bool = False,
 ) -> Plan:
-    """All choices of a run. `favours`: no other faults than these; `without`: none of these."""
+    """All choices of a run. `favours`: no other faults than these; `without`: none of these; `busy`: with
+    many more long jobs than usual."""
     rng = random.Random(f"{seed} {storage}")
     workers = tuple(
         WorkerSpec(2 if rng.random() < 0.4 else None, rng.randint(3, 5)) for _ in range(rng.randint(2, 3))
     )
     if not any(worker.processes for worker in workers):
         workers = (WorkerSpec(2, 3), *workers[1:])
-    jobs = _jobs(rng, seconds)
+    jobs = _jobs(rng, seconds, busy=busy)
     least = round(FAULTS_EACH_60_S * seconds / 60)
     faults: tuple[Fault, ...] = ()
     for _ in range(100):
@@ -149,8 +154,9 @@ def make_plan(
 
 
 # -- jobs ------------------------------------------------------------------------------------------------
-def _jobs(rng: random.Random, seconds: float) -> tuple[Submission, ...]:
-    kinds, weights = list(JOBS), [weight for weight, _ in JOBS.values()]
+def _jobs(rng: random.Random, seconds: float, *, busy: bool) -> tuple[Submission, ...]:
+    kinds = list(JOBS)
+    weights = [JOBS[kind][0] * (4 if busy and kind in LONG else 1) for kind in kinds]
     made = []
     at_s = 0.0
     while at_s < seconds:
