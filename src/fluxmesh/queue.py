@@ -264,12 +264,12 @@ class Queue:
 
         `queues`: names, or tier names alone (`["critical", "high"]`), which mean these tiers of the default
         queue. `reserve`: slots kept free for a tier. What is left out is as the settings say."""
-        from fluxmesh.running import WorkerHandle
+        from fluxmesh.running import WorkerHandle, keeper_for
 
         make, name = self._worker_maker(
             queues, tiers, concurrency, reserve, grace_s, worker_id, on_lease_lost
         )
-        return WorkerHandle(make, name)
+        return WorkerHandle(make, name, keeper_for(self.url, self.settings, self._clock))
 
     def run_worker(
         self,
@@ -284,11 +284,11 @@ class Queue:
     ) -> WorkerEnd:
         """Run a worker in this thread until SIGTERM or SIGINT: the first drains it, the second hurries it.
         Options as for `worker`. Raises WorkerRetired, WorkerFenced, StorageError."""
-        from fluxmesh.running import refuse_while_loading, run_until_signal
+        from fluxmesh.running import keeper_for, refuse_while_loading, run_until_signal
 
         refuse_while_loading()
         make, _ = self._worker_maker(queues, tiers, concurrency, reserve, grace_s, worker_id, on_lease_lost)
-        return run_until_signal(make)
+        return run_until_signal(make, keeper_for(self.url, self.settings, self._clock))
 
     def _worker_maker(
         self,

@@ -229,8 +229,7 @@ class Runner:
     def _entered(self, run: Run) -> bool:
         """From here on the body counts as begun. False: the job was taken back meanwhile."""
         if not self._table.enter(run):
-            if run.withdrawn and run.seated:
-                self._drop(run)
+            self._drop_withdrawn(run)
             return False
         if not self._lease.holds():
             self._give_back(run, "lease lapsed")
@@ -245,9 +244,13 @@ class Runner:
         run = call.run
         if not self._lease.holds():
             return False
-        run.deadline = self._loop.time() + run.plan.timeout_s
+        self._table.set_deadline(run, self._loop.time() + run.plan.timeout_s)
         self._deadlines.watch(run.deadline)
         return True
+
+    def _drop_withdrawn(self, run: Run) -> None:
+        if run.withdrawn and run.seated:
+            self._drop(run)
 
     def _start_on_thread(
         self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -346,7 +349,9 @@ class Runner:
         else:
             run.context.mark_cancelled()
             if not self._table.enter(run):
-                if handle is not None:
+                if run.withdrawn:
+                    self._drop_withdrawn(run)
+                elif handle is not None:
                     handle.cancel()
             elif run.cancelled:
                 self._finish(run, End(Outcome.CANCELLED))
