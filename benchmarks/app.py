@@ -10,10 +10,11 @@ from pathlib import Path
 
 from fluxmesh import Context, Queue
 
+ISOLATION_ENV = "FLUXMESH_TEST_ISOLATION"
 queue = Queue()  # its storage is named by FLUXMESH_URL
 
 
-@queue.task(name="noop")
+@queue.task(name="noop", isolation=os.environ.get(ISOLATION_ENV))
 async def noop(number: int) -> int:
     """Nothing, so that all the time goes to what is around it."""
     return number

@@ -7,13 +7,14 @@ from typing import Final
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
-from benchmarks.measures import classic, death, depth, endurance, speed, waiting
+from benchmarks.measures import apart, classic, death, depth, endurance, speed, waiting
 
 Measure = Callable[[Bench], AsyncIterator[Figure]]
 
 MEASURES: Final[dict[str, Measure]] = {
     "floor": speed.floor,
     "drain": speed.drain,
+    "drain-apart": apart.drain_apart,
     "bulk-enqueue": speed.bulk_enqueue,
     "awaited-enqueue": speed.awaited_enqueue,
     "delay-enqueue": speed.delay_enqueue,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Final
@@ -16,6 +17,7 @@ from fluxmesh.worker.isolated.frames import Hello
 from fluxmesh.worker.isolated.process import CLOSE_S, KILL_S, MB, START_S, BodyProcess
 from fluxmesh.worker.isolated.source import BodySource
 
+STARTS_AT_ONCE: Final = os.cpu_count() or 1  # more would only make the first one late
 _log = get_logger("worker")
 
 
@@ -141,7 +143,7 @@ class BodyPool:
         lacking = wanted - self._starting - len(self._idle if self._doubted else ())
         if self._warm and not (self._members or self._starting or self._failures):
             lacking = max(lacking, 1)
-        for _ in range(lacking):
+        for _ in range(min(lacking, STARTS_AT_ONCE - self._starting)):
             if len(self._members) + self._starting >= self._most + len(self._doubted):
                 if not self._idle:
                     return
