@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,19 +86,29 @@ def test_a_worker_has_a_keeper_for_as_long_as_it_lives(queue: Queue, tap: LogTap
 
 
 def test_workers_leave_no_keeper_and_no_descriptor_behind(queue: Queue, tap: LogTap) -> None:
-    def run_one() -> None:
+    def run_one(number: int) -> None:
         worker = queue.worker()
         worker.start()
+        until(lambda: len(tap.found("keeper ready")) == number)
         worker.stop()
 
-    run_one()
+    run_one(1)
     until(lambda: not keepers_of(os.getpid()))
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        run_one()
+    for number in range(2, 5):
+        run_one(number)
     until(lambda: not keepers_of(os.getpid()))
     until(lambda: len(os.listdir("/proc/self/fd")) <= before)
     assert tap.found("the keeper has ended") == tap.found("the keeper says") == []
+
+
+def test_a_worker_that_ends_at_once_has_none(queue: Queue, tap: LogTap) -> None:
+    worker = queue.worker()
+    worker.start()
+    worker.stop()
+    until(lambda: "fluxmesh-keeper" not in {thread.name for thread in threading.enumerate()})
+    assert keepers_of(os.getpid()) == []
+    assert tap.found("keeper ready") == tap.found("no keeper") == []
 
 
 @pytest.mark.parametrize(
