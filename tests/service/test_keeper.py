@@ -18,6 +18,7 @@ import pytest
 
 from fluxmesh import Queue
 from fluxmesh.clock import ManualClock
+from fluxmesh.config import Settings
 from fluxmesh.running import keeper_for
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import PROCESS_GONE, Ground, OrphansAnswer
@@ -165,7 +166,9 @@ queue.run_worker(worker_id="w", concurrency=1)
 """
 
 
-async def looked_for_orphans(folder: Path, settings: Any) -> OrphansAnswer:
+async def looked_for_orphans(folder: Path) -> OrphansAnswer:
+    """By somebody who does not look at locks: only a declared death is a proof."""
+    settings = Settings(proof_of_death=False)
     storage = await open_storage(f"sqlite:///{folder / 'jobs.db'}", settings, create=False)
     try:
         return await storage.orphans(10)
@@ -173,8 +176,12 @@ async def looked_for_orphans(folder: Path, settings: Any) -> OrphansAnswer:
         await storage.close()
 
 
-def test_the_death_of_a_program_is_proven_though_a_copy_of_it_lives_on(queue: Queue, tmp_path: Path) -> None:
-    """The copy holds the pipe to the keeper and the file's lock, so neither tells; and the lease is long."""
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_death_of_a_program_is_proven_though_a_copy_of_it_lives_on(
+    queue: Queue, tmp_path: Path, ready: bool
+) -> None:
+    """The lease is long, and a copy may hold the pipe to the keeper; also before it has called itself
+    ready."""
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     with subprocess.Popen(
@@ -183,18 +190,21 @@ def test_the_death_of_a_program_is_proven_though_a_copy_of_it_lives_on(queue: Qu
         try:
             assert program.stdout is not None
             said = b""
-            while not (b"keeper ready" in said and b"forked" in said):
+            while not (b"forked" in said and (b"keeper ready" in said or not ready)):
                 line = program.stdout.readline()
                 assert line
                 said += line
-            [keeper] = keepers_of(program.pid)
-            os.kill(keeper, signal.SIGTERM)  # to the whole group, say: it means the program, not its keeper
+            [keeper] = until(lambda: keepers_of(program.pid))
+            if ready:
+                os.kill(
+                    keeper, signal.SIGTERM
+                )  # to the whole group, say: it means the program, not its keeper
             program.kill()
             killed_at = time.monotonic()
 
             def found() -> list[tuple[Ground, str]]:
                 # The keeper reaps as soon as it has declared; what is looked for is whichever is there.
-                answer = asyncio.run(looked_for_orphans(tmp_path, queue.settings))
+                answer = asyncio.run(looked_for_orphans(tmp_path))
                 history = queue.get(queue.find("task:forks").items[0].id).history()
                 return [(job.ground, job.how) for job in answer.jobs] or [
                     (Ground.PROVEN, attempt.error.message) for attempt in history if attempt.error
