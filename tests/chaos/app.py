@@ -54,7 +54,12 @@ class told:  # noqa: N801 - reads as the verb that it is
         tell("start", self._ctx)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        tell("end", self._ctx, RETURNED if kind is None else kind.__name__)
+        how = RETURNED if kind is None else kind.__name__
+        try:
+            tell("end", self._ctx, how)
+        except BaseException:  # an interruption that came just now
+            tell("end", self._ctx, how)
+            raise
 
 
 def _rest(seconds: float) -> None:

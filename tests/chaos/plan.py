@@ -73,6 +73,8 @@ JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
     "cancelled_early": (3, STOPPED),
     "cancelled_late": (3, STOPPED),
     "expiring": (2, (Status.COMPLETED, Status.EXPIRED)),
+    "timed_out": (3, DEAD),
+    "overdue": (2, DEAD),
     "batch": (2, DONE),
 }
 LONG: Final = ("long", "deaf")
@@ -220,6 +222,13 @@ def _job(rng: random.Random, at_s: float, kind: str) -> Submission:
             cancel_after_s = lasting(0.3, 1.5)
         case "expiring":
             options["expires_in_seconds"] = lasting(0.05, 3.0)
+        case "timed_out":
+            task, args = "long", (lasting(2.0, 4.0),)
+            options |= {"timeout": lasting(0.2, 0.8), "max_retries": rng.randint(0, 1)}
+        case "overdue":
+            # Its timeout and the grace after that are over long before the one call that it is.
+            task, args = "deaf", (lasting(2.5, 4.0),)
+            options |= {"timeout": lasting(0.2, 0.8), "max_retries": rng.randint(0, 1)}
         case "batch":
             batch = rng.randint(5, 20)
         case "poison":
