@@ -159,6 +159,8 @@ class Nemesis:
 
     # -- faults of workers -------------------------------------------------------------------------------
     def _standing(self, slot: Slot) -> ChaosWorker:
+        if time.monotonic() > self._start_s + self._plan.seconds:
+            raise NotDone("the run was over before its turn came")
         if slot.worker is None or not slot.worker.running:
             raise NotDone("the worker had ended by itself")
         return slot.worker

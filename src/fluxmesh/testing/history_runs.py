@@ -148,16 +148,18 @@ class Index:
             return None
         return seconds * NS - self.history.storage_us * 1_000
 
-    def lapse_ns(self, pid: int, low_ns: float, high_ns: float) -> float | None:
-        """The first instant between these two at which the lease of a process may have lapsed, because it had
-        been stopped for so long; None: there is none."""
+    def lapse_ns(self, worker: str, low_ns: float, high_ns: float) -> float | None:
+        """The first instant between these two at which the lease of a worker may have lapsed, because its
+        process had been stopped for so long; None: there is none."""
         # The last beat before a stop may have been sent a beat and a bit earlier.
         patience_ns = (self.history.lease_s - 1.2 * self.history.beat_s) * NS
-        for stop in self.stops_of.get(pid, ()):
-            at = stop.start_ns + patience_ns
-            if at <= stop.end_ns and at <= high_ns and stop.end_ns >= low_ns:
-                return at
-        return None
+        found = [
+            stop.start_ns + patience_ns
+            for pid in self.pids_of.get(worker, ())
+            for stop in self.stops_of.get(pid, ())
+            if stop.start_ns + patience_ns <= min(stop.end_ns, high_ns) and stop.end_ns >= low_ns
+        ]
+        return min(found, default=None)
 
     def violation(self, rule: str, job_id: str, what: str, *evidence: str) -> Violation:
         """With what is known of the job."""
