@@ -55,6 +55,10 @@ KINDS_LEAST: Final = 4
 
 DONE: Final = (Status.COMPLETED,)
 DEAD: Final = (Status.DEAD_LETTER,)
+LATE: Final = (
+    Status.DEAD_LETTER,
+    Status.COMPLETED,
+)  # where its process was stopped meanwhile, it may be done
 STOPPED: Final = (Status.COMPLETED, Status.CANCELLED)
 # kind of job -> weight, how it ends. Poison is drawn apart: a few are enough.
 JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
@@ -73,8 +77,8 @@ JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
     "cancelled_early": (3, STOPPED),
     "cancelled_late": (3, STOPPED),
     "expiring": (2, (Status.COMPLETED, Status.EXPIRED)),
-    "timed_out": (3, DEAD),
-    "overdue": (2, DEAD),
+    "timed_out": (3, LATE),
+    "overdue": (2, LATE),
     "batch": (2, DONE),
 }
 LONG: Final = ("long", "deaf")
