@@ -9,7 +9,7 @@ SECONDS ?=
 MUTANTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: setup services demo test cases chaos bench lint format clean help
+.PHONY: setup services demo test slow cases chaos bench lint format clean help
 
 setup: ## make .venv and install the project with its tools (fast when nothing changed)
 	@sh scripts/setup.sh
@@ -22,6 +22,9 @@ demo: setup ## show the life of real jobs in a few seconds (DIR=path: on the fil
 
 test: setup services ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
 	@sh scripts/test.sh $(PYTEST_ARGS)
+
+slow: setup services ## the tests outside tests/cases that `make test` leaves out, because they take minutes
+	$(PYTHON) -m pytest -m slow tests --ignore=tests/cases $(PYTEST_ARGS)
 
 cases: setup services ## the failure cases at their full waiting times, on every storage, and the table of docs/cases.md
 	@mkdir -p build && rm -f build/cases.jsonl

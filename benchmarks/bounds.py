@@ -13,6 +13,8 @@ _BOTH: Final = {
     "priority": Bound(0, at_most=True, of="worst"),
     "kill": Bound(1.0, at_most=True, of="worst"),
     "kill-lapsed": Bound(8.0, at_most=True, of="worst"),
+    "endurance-memory": Bound(20.0, at_most=True),
+    "endurance-records": Bound(0, at_most=True),
 }
 BOUNDS: Final[Mapping[str, Mapping[str, Bound]]] = {
     "sqlite": _BOTH
@@ -20,12 +22,14 @@ BOUNDS: Final[Mapping[str, Mapping[str, Bound]]] = {
         "drain": Bound(10_000),
         "pick-up": Bound(5.0, at_most=True),
         "idle": Bound(0.5, at_most=True),
+        "kill-shortest": Bound(4.5, at_most=True, of="worst"),
     },
     "redis": _BOTH
     | {
         "drain": Bound(15_000),
         "awaited-enqueue": Bound(0.5, of="ratio to floor"),
         "pick-up": Bound(2.0, at_most=True),
+        "kill-shortest": Bound(3.5, at_most=True, of="worst"),
         "idle-commands": Bound(2.0, at_most=True, of="worst"),
     },
 }

@@ -62,6 +62,11 @@ class Gauge:
     async def pid(self) -> int:
         return int((await self._client.info("server"))["process_id"])
 
+    async def held(self) -> dict[str, int]:
+        """Keys, and the memory that the server uses."""
+        memory = await self._client.info("memory")
+        return {"records": int(await self._client.dbsize()), "bytes": int(memory["used_memory"])}
+
     async def spent(self) -> Spent:
         """One command, so that it can be told apart in what MONITOR shows."""
         told = await self._client.info("all")

@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
-from benchmarks.measures import classic, death, depth, speed, waiting
+from benchmarks.measures import classic, death, depth, endurance, speed, waiting
 
 Measure = Callable[[Bench], AsyncIterator[Figure]]
 
@@ -27,6 +27,8 @@ MEASURES: Final[dict[str, Measure]] = {
     "reap": death.reap_call,
     "kill": death.kill_proven,
     "kill-lapsed": death.kill_lapsed,
+    "kill-shortest": death.kill_shortest,
     "depth": depth.flatness,
+    "endurance": endurance.endurance,
 }
-FULL_ONLY: Final = frozenset({"depth"})
+FULL_ONLY: Final = frozenset({"depth", "endurance"})

@@ -24,6 +24,7 @@ US: Final = 1_000_000
 MAX_WALL_US: Final = 253_402_300_800 * US  # the year 10000: no date library reads further
 
 OFFSETS_ENV: Final = "FLUXMESH_TEST_CLOCK_OFFSETS"
+SKEW_ENV: Final = "FLUXMESH_TEST_CLOCK_SKEW_S"
 _OFFSETS = struct.Struct("=qq")
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 # Darwin's CLOCK_MONOTONIC_RAW and others count no suspended time; a lease then merely lasts longer.
@@ -96,6 +97,18 @@ class OffsetClock(SystemClock):
         return BootUs(super().boot_us() + _OFFSETS.unpack_from(self._map)[1])
 
 
+class SkewedClock(SystemClock):
+    """The machine's clocks, its wall clock wrong by so many seconds: one of several, whose storage has
+    the right time. Named by the environment variable FLUXMESH_TEST_CLOCK_SKEW_S."""
+
+    def __init__(self, skew_s: float) -> None:
+        super().__init__()
+        self._skew_us = round(skew_s * US)
+
+    def wall_us(self) -> WallUs:
+        return WallUs(super().wall_us() + self._skew_us)
+
+
 class ManualClock:
     """A clock that moves only when told to. Wall, boot and monotonic time advance together."""
 
@@ -139,6 +152,8 @@ class ManualClock:
 
 
 def system_clock() -> Clock:
-    """The clock of this process: the machine's, or the shifted one if the environment names a file."""
-    path = os.environ.get(OFFSETS_ENV)
-    return OffsetClock(Path(path)) if path else SystemClock()
+    """The clock of this process: the machine's, or a shifted one if the environment says so."""
+    path, skew = os.environ.get(OFFSETS_ENV), os.environ.get(SKEW_ENV)
+    if path:
+        return OffsetClock(Path(path))
+    return SkewedClock(float(skew)) if skew else SystemClock()

@@ -34,6 +34,7 @@ Every message says what happened, where, and what to try. `code` is stable and m
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 _SHOWN_MOST: Final = 80
@@ -152,10 +153,21 @@ class StorageLoginRefused(StorageRefused):
 
 
 class OutcomeUnknown(StorageError):
-    """The reply was lost. Repeating the same call with the same ids does no harm."""
+    """The reply was lost. Repeating the same call with the same ids does no harm. `ids`: of a submission, the
+    jobs that may be stored now."""
 
     code = "outcome_unknown"
     retryable = True
+    ids: tuple[str, ...] = ()
+
+    def about(self, ids: Sequence[str]) -> OutcomeUnknown:
+        """The same of a submission, whose jobs it names."""
+        which = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids):,} jobs, {ids[0]} the first,"
+        error = OutcomeUnknown(
+            f"{self.message}; {which} may or may not be stored", hint="look at its id before you submit anew"
+        )
+        error.ids = tuple(ids)
+        return error
 
 
 class NotAuthorised(FluxMeshError):

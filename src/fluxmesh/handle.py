@@ -21,6 +21,7 @@ from fluxmesh.errors import (
     JobExpired,
     JobFailed,
     JobNotFound,
+    OutcomeUnknown,
     QueueFull,
     WaitTimeout,
     WouldDeadlock,
@@ -263,9 +264,12 @@ async def send(link: Link, jobs: Sequence[NewJob], *, fresh_ids: bool) -> list[J
 
     `fresh_ids`: the ids were made just now, so a job that is known by its id is this very submission
     repeated after a lost answer. Raises IdempotencyConflict or QueueFull for the first refused item; ids of
-    the items that were stored are in the error's `accepted`."""
+    the items that were stored are in the error's `accepted`. Raises OutcomeUnknown, with the `ids` of all."""
     cap = link.settings.queue_cap
-    answers = await link.use(lambda storage: storage.enqueue(jobs, queue_cap=cap))
+    try:
+        answers = await link.use(lambda storage: storage.enqueue(jobs, queue_cap=cap))
+    except OutcomeUnknown as error:
+        raise error.about([job.id for job in jobs]) from error
     handles: list[JobHandle[Any]] = []
     for answer in answers:
         if answer.verdict is Verdict.CREATED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import time
@@ -100,9 +101,13 @@ def test_a_submission_is_answered_within_the_bound_of_one_call(
         made[0].hangs = hangs
         body = {"task": "t"} if not path else {"jobs": [{"task": "t"}]}
         answer = api.client.post(f"{JOBS}{path}", json=body)
-        assert problem(answer, 503)["code"] == "outcome_unknown"
+        told = problem(answer, 503)
+        assert told["code"] == "outcome_unknown"
         assert answer.elapsed.total_seconds() < 1
         assert made[0].asked == 1
+        made[0].hangs = ""
+        [named] = re.findall(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", told["detail"])
+        assert api.client.get(f"{JOBS}/{named}").json()["status"] == "PENDING"
 
 
 def test_a_job_that_is_stored_and_cannot_be_read_is_not_told_as_unreachable(tmp_path: Path) -> None:

@@ -49,19 +49,27 @@ def test_what_a_server_says_of_a_redis_whose_memory_is_full_and_of_a_frozen_one(
 ) -> None:
     """Unready within a second."""
     address = redis_server.url()
-    with server_command(tmp_path, "--no-standalone", "--url", address) as (running, url):
+    let_in = {"authorization": "Bearer let-me-in"}
+    job = {"task": "batch_process"}
+    with server_command(tmp_path, "--no-standalone", "--token", "let-me-in", "--url", address) as (
+        running,
+        url,
+    ):
         assert httpx.get(f"{url}/readyz").status_code == 200
         with redis_server.client() as client:
             client.config_set("maxmemory", 1)
-            refused = problem(httpx.post(f"{url}/api/v1/jobs", json={"task": "batch_process"}), 503)
+            refused = problem(httpx.post(f"{url}/api/v1/jobs", json=job, headers=let_in), 503)
             assert refused["code"] == "storage_unreachable"
             assert "memory" in refused["detail"]
             client.config_set("maxmemory", 0)
-        assert httpx.post(f"{url}/api/v1/jobs", json={"task": "batch_process"}).status_code == 201
+        assert httpx.post(f"{url}/api/v1/jobs", json=job, headers=let_in).status_code == 201
         redis_server.process.send_signal(signal.SIGSTOP)
         answer = httpx.get(f"{url}/readyz", timeout=PATIENCE_S)
         assert problem(answer, 503)["code"] == "storage_unreachable"
         assert answer.elapsed.total_seconds() < 1
+        assert answer.json()["detail"] == "the storage is not ready"  # why is told to those with a token
+        told = httpx.get(f"{url}/readyz", headers=let_in, timeout=PATIENCE_S).json()
+        assert "did not answer in" in told["detail"]
         assert httpx.get(f"{url}/healthz").status_code == 200
         redis_server.process.send_signal(signal.SIGCONT)
         assert httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200

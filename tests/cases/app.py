@@ -7,6 +7,7 @@ to the process afterwards. See marks.py for what stands in it.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import sys
@@ -118,6 +119,14 @@ async def swallow(data: str, note: str = "", ctx: Context = None) -> int:
         return len(data)
 
 
+@queue.task(name="pass on")
+async def pass_on(delay_s: float, note: str = "", ctx: Context = None) -> str:
+    """Produces a delayed job where it runs; the id of that."""
+    with run_marked(ctx, f"{note}, produced"):
+        later = await tick.options(delay=delay_s).enqueue(f"{note}, delayed")
+    return later.id
+
+
 @queue.task(name="fail")
 async def fail(times: int, seconds: float = 0.0, note: str = "", ctx: Context = None) -> str:
     """Fails on its first attempts."""
@@ -141,6 +150,18 @@ def watch(seconds: float, note: str = "", ctx: Context = None) -> str:
 @queue.task(name="until")
 async def until(path: str, note: str = "", ctx: Context = None) -> str:
     """Goes on until the case makes a file, and not for ever."""
+    with run_marked(ctx, note):
+        limit = time.monotonic() + 120
+        while not os.path.exists(path):  # noqa: ASYNC240 - a look at one name
+            if time.monotonic() > limit:
+                raise TimeoutError(path)
+            await asyncio.sleep(0.01)
+    return note
+
+
+@queue.task(name="few", max_concurrent=3)
+async def few(path: str, note: str = "", ctx: Context = None) -> str:
+    """`until`, of which three run at once."""
     with run_marked(ctx, note):
         limit = time.monotonic() + 120
         while not os.path.exists(path):  # noqa: ASYNC240 - a look at one name
@@ -196,3 +217,38 @@ async def adeaf(seconds: float, note: str = "", ctx: Context = None) -> str:
             except BaseException:
                 continue
     return note
+
+
+# -- bodies that hold up more than themselves (C03) --------------------------------------------------------
+_holding_the_interpreter = ctypes.PyDLL(None)
+
+
+@queue.task(name="grip")
+def grip(seconds: int, note: str = "", ctx: Context = None) -> str:
+    """One call into C that holds the interpreter: no other thread of the process runs meanwhile."""
+    with run_marked(ctx, note):
+        _holding_the_interpreter.sleep(seconds)
+    return note
+
+
+@queue.task(name="agrip")
+async def agrip(seconds: int, note: str = "", ctx: Context = None) -> str:
+    """The same on the loop."""
+    with run_marked(ctx, note):
+        _holding_the_interpreter.sleep(seconds)
+    return note
+
+
+@queue.task(name="ablock")
+async def ablock(seconds: float, note: str = "", ctx: Context = None) -> str:
+    """A blocking call on the loop."""
+    with run_marked(ctx, note):
+        time.sleep(seconds)  # noqa: ASYNC251 - the fault at hand
+    return note
+
+
+@queue.task(name="aspin")
+async def aspin(note: str = "", ctx: Context = None) -> None:
+    with run_marked(ctx, note):
+        while True:
+            pass

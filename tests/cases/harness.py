@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -142,9 +142,16 @@ class Lab:
         OffsetClock.write(self.clock_file, wall_us=shift_us, boot_us=shift_us)
 
     # -- workers -----------------------------------------------------------------------------------
-    def launch(self, worker_id: str, *flags: str, concurrency: int = 4, **settings: Any) -> WorkerGroup:
-        """Start `fluxmesh worker`, without waiting for it."""
-        env = self.env(**settings)
+    def launch(
+        self,
+        worker_id: str,
+        *flags: str,
+        concurrency: int = 4,
+        environ: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> WorkerGroup:
+        """Start `fluxmesh worker`, without waiting for it; `environ` is added to its environment."""
+        env = {**self.env(**settings), **(environ or {})}
         group = WorkerGroup(worker_id, flags, concurrency=concurrency, env=env, folder=self.folder)
         self.groups.append(group)
         return group
@@ -155,11 +162,11 @@ class Lab:
         self.await_workers(group)
         return group
 
-    def standby(self, worker_id: str, *flags: str, concurrency: int = 4) -> WorkerGroup:
+    def standby(self, worker_id: str, *flags: str, concurrency: int = 4, **settings: Any) -> WorkerGroup:
         """Start `fluxmesh worker` up to the instant before it opens its storage: it begins at `let_in`,
         however long a process takes to start on a busy machine."""
         gate = self.folder / f"gate-of-{worker_id}"
-        env = {**self.env(), GATE_ENV: str(gate)}
+        env = {**self.env(**settings), GATE_ENV: str(gate)}
         group = WorkerGroup(worker_id, flags, concurrency=concurrency, env=env, folder=self.folder)
         self.groups.append(group)
         reached = gate.with_name(f"{gate.name}.reached")
@@ -179,10 +186,17 @@ class Lab:
         assert url is not None
         return server, url
 
-    def direct_worker(self, worker_id: str, *, concurrency: int = 4, **settings: Any) -> DirectWorker:
+    def direct_worker(
+        self,
+        worker_id: str,
+        *queues: str,
+        concurrency: int = 4,
+        environ: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> DirectWorker:
         """Start a program that calls run_worker() and wait until it takes jobs."""
-        env = self.env(**settings)
-        group = DirectWorker(worker_id, concurrency=concurrency, env=env, folder=self.folder)
+        env = {**self.env(**settings), **(environ or {})}
+        group = DirectWorker(worker_id, queues, concurrency=concurrency, env=env, folder=self.folder)
         self.groups.append(group)
         self.await_workers(group)
         return group

@@ -15,12 +15,14 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 APP: Final = "tests.cases.app:queue"
+APART: Final = ("--app", "tests.cases.isolated_app:queue")  # flags of a worker that isolates bodies
 _LISTENS: Final = re.compile(r"^server: (http://\S+) ", re.MULTILINE)
 _GONE_S: Final = 10.0
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _DIRECT: Final = (
-    "import sys; from tests.cases.app import queue;"
-    "queue.run_worker(worker_id=sys.argv[1], concurrency=int(sys.argv[2]))"
+    "import sys; from fluxmesh.obs.log import configure; from tests.cases.app import queue;"
+    "configure('info', 'text');"
+    "queue.run_worker(sys.argv[3:] or None, worker_id=sys.argv[1], concurrency=int(sys.argv[2]))"
 )
 
 
@@ -128,7 +130,15 @@ class ApiServer(Group):
 class DirectWorker(Group):
     """A program that calls `queue.run_worker()`: the process that runs the bodies is the test's own child."""
 
-    def __init__(self, worker_id: str, *, concurrency: int, env: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        queues: Sequence[str] = (),
+        *,
+        concurrency: int,
+        env: Mapping[str, str],
+        folder: Path,
+    ) -> None:
         self.worker_id: Final = worker_id
-        argv = [sys.executable, "-c", _DIRECT, worker_id, str(concurrency)]
+        argv = [sys.executable, "-c", _DIRECT, worker_id, str(concurrency), *queues]
         super().__init__(argv, env=env, folder=folder, log=folder / f"{worker_id}.log")

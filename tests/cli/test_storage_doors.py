@@ -59,7 +59,16 @@ def test_memory_is_refused_and_sqlite_named(words: tuple[str, ...], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "url", ["mongodb://localhost", "jobs.db", "sqlite://", "sqlite:///a.db?x=1", "", "://"]
+    "url",
+    [
+        "mongodb://localhost",
+        "jobs.db",
+        "sqlite://",
+        "sqlite:///a.db?x=1",
+        "",
+        "://",
+        "sqlite:///~nosuchuser/a.db",
+    ],
 )
 def test_a_url_that_means_nothing_is_2(url: str, tmp_path: Path, call: Call) -> None:
     for words in (("jobs", "list"), ("worker",)):

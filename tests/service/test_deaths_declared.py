@@ -20,11 +20,12 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import ExchangeRequest, OnDeath, ProgressNote, Registration, TaskSpec, WorkerRef
 from fluxmesh.submission import prepare
 from fluxmesh.worker.child_process import ChildSpec
-from fluxmesh.worker.supervisor import SAME_MOMENT_S, Supervisor
+from fluxmesh.worker.supervisor import EXIT_SLACK_S, HURRY_EXIT_S, SAME_MOMENT_S, Supervisor
 from tests.service.log_tap import LogTap, tapped
 
 CHILD = Path(__file__).with_name("child.py")
 ROOT = CHILD.parents[2]
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "src")))
 SETTINGS = Settings(grace_s=0, hard_grace_s=0, proof_of_death=True)
 
 
@@ -36,10 +37,13 @@ class Scene:
         self.folder = folder
         self.url = f"sqlite:///{folder / 'test.db'}"
         self.refusals = 0
+        self.silent = False
         self.storage: Storage
         self.worker: WorkerRef
 
     async def open(self, inline: bool = False) -> Storage:
+        if self.silent:
+            await asyncio.Event().wait()
         if self.refusals:
             self.refusals -= 1
             raise StorageUnreachable("locked for a while")
@@ -67,7 +71,7 @@ class Scene:
             f"epoch={self.worker.epoch}",
             *steps,
         )
-        spec = ChildSpec("w", argv, {**os.environ, "PYTHONPATH": str(ROOT)})
+        spec = ChildSpec("w", argv, {**os.environ, "PYTHONPATH": PATHS})
         return Supervisor(children=[spec], open_storage=self.open, settings=SETTINGS, clock=SystemClock())
 
     async def counters(self, job_id: str) -> tuple[Status, int, int, int]:
@@ -173,6 +177,28 @@ def test_jobs_of_a_child_that_had_to_be_killed_at_a_stop_are_charged_nothing(
         assert await run == 1
         assert scene.tap.found("death declared", how="stopped")
         assert await scene.counters(job_id) == (Status.PENDING, 0, 0, 1)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("tellings", "bound_s"), [(1, EXIT_SLACK_S), (2, HURRY_EXIT_S)])
+def test_a_silent_storage_does_not_hold_up_the_end_of_a_worker(
+    play: Callable[[Play], None], tellings: int, bound_s: float
+) -> None:
+    """Neither grace is any here, and the child has to be killed."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.running(1)
+        run = asyncio.create_task(scene.supervisor("deaf").run())
+        await scene.tap.until("worker ready")
+        scene.silent = True
+        for _ in range(tellings):
+            tell()
+            told_at = asyncio.get_running_loop().time()
+            await asyncio.sleep(SAME_MOMENT_S + 0.02)
+        assert await run == tellings - 1
+        assert asyncio.get_running_loop().time() - told_at <= bound_s
+        assert scene.tap.found("deaths not declared", count=1)
 
     play(scenario)
 

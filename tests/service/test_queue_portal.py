@@ -18,8 +18,9 @@ import pytest
 from fluxmesh import Queue, Status, StorageUnreachable, WouldDeadlock
 from fluxmesh.calls import BoundTask
 from fluxmesh.errors import FluxMeshError, OutcomeUnknown
+from fluxmesh.ids import is_job_id
 from fluxmesh.portal import current_portal, run
-from fluxmesh.storage.base import REPEATS
+from fluxmesh.storage.base import REPEATS, Storage
 
 BOUND_S = 60
 FORKING = "ignore:This process:DeprecationWarning"  # 3.12 warns of a fork amid threads, which is tried here
@@ -146,6 +147,25 @@ def test_a_lost_answer_is_asked_for_again(queue: Queue) -> None:
     assert len(calls) == REPEATS + 1
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_submission_whose_answer_is_lost_names_its_jobs(queue: Queue, count: int) -> None:
+    async def enqueue(*_: object, **__: object) -> None:
+        raise OutcomeUnknown("no reply", hint="repeat the call")
+
+    storage = run(queue._link.use(_itself))
+    storage.enqueue = enqueue  # type: ignore[method-assign,assignment]
+    task = queue.task_named("t")
+    with pytest.raises(OutcomeUnknown, match="may or may not be stored") as caught:
+        task.delay() if count == 1 else task.map([()] * count)
+    assert len(set(caught.value.ids)) == count
+    assert all(map(is_job_id, caught.value.ids))
+    assert caught.value.ids[0] in str(caught.value)
+
+
+async def _itself(storage: Storage) -> Storage:
+    return storage
+
+
 def test_what_may_have_been_done_is_not_told_as_not_done(queue: Queue) -> None:
     """A storage that is frozen loses the first answer and cannot be reached for a second one."""
     failures: list[FluxMeshError] = [StorageUnreachable("it does not answer"), OutcomeUnknown("no reply")]
@@ -253,24 +273,33 @@ print(len(queue.find('task:t', limit=1000).items) > 14)
 
 
 def test_a_child_forked_while_the_parent_first_opens_its_storage_is_not_held_up(tmp_path: Path) -> None:
-    """Another thread was importing the backend: its lock on the module is never given back in the child."""
+    """Another thread was importing the backend, whose lock on the module is never given back in the child,
+    and has gone on to open the file while the fork was being prepared."""
     done = program(
         tmp_path,
         """
 import signal, time
+importing, inside = threading.Event(), threading.Event()
 class Slow:
-    begun = threading.Event()
     def find_spec(self, name, path=None, target=None):
         if name == 'fluxmesh.storage.sqlite.backend':
-            self.begun.set()
+            from fluxmesh.storage.sqlite import connection
+            connect = connection.connect
+            def slowly(*args, **options):
+                inside.set()
+                time.sleep(0.3)
+                return connect(*args, **options)
+            connection.connect = slowly
+            importing.set()
             time.sleep(0.3)
 sys.meta_path.insert(0, Slow())
 other = threading.Thread(target=task.delay, args=(1,))
 other.start()
-assert Slow.begun.wait(10)
+assert importing.wait(20)
+os.register_at_fork(before=lambda: inside.wait(20))
 pid = os.fork()
 if pid == 0:
-    signal.alarm(10)
+    signal.alarm(20)
     task.delay(2)
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from fluxmesh.clock import OFFSETS_ENV, US, ManualClock, OffsetClock, SystemClock, system_clock
+from fluxmesh.clock import (
+    OFFSETS_ENV,
+    SKEW_ENV,
+    US,
+    ManualClock,
+    OffsetClock,
+    SkewedClock,
+    SystemClock,
+    system_clock,
+)
 
 
 def test_a_manual_clock_stands_still_until_it_is_told_to_move() -> None:
@@ -65,3 +74,14 @@ def test_the_environment_names_the_offsets_file(tmp_path: Path, monkeypatch: pyt
     OffsetClock.write(path, wall_us=US)
     monkeypatch.setenv(OFFSETS_ENV, str(path))
     assert isinstance(system_clock(), OffsetClock)
+
+
+def test_the_wall_clock_of_one_machine_can_be_wrong_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(SKEW_ENV, "-3600")
+    wrong, right = system_clock(), SystemClock()
+    assert isinstance(wrong, SkewedClock)
+    assert abs(wrong.wall_us() + 3_600 * US - right.wall_us()) < 10 * US
+    assert abs(wrong.boot_us() - right.boot_us()) < 10 * US
+    assert wrong.boot_id() == right.boot_id()

@@ -63,7 +63,7 @@ class Access(Struct, frozen=True):
         if path in OPEN_PATHS:
             return None
         if self.digests:
-            if self._knows(headers.get(b"authorization", b"")):
+            if self.trusts(headers):
                 return None
             return NotAuthorised(
                 "this server wants a bearer token that it knows",
@@ -85,6 +85,10 @@ class Access(Struct, frozen=True):
                 hint="start the server with a token to be asked by other sites' pages",
             )
         return None
+
+    def trusts(self, headers: Mapping[bytes, bytes]) -> bool:
+        """True: it presents a token that is known, or none is asked for."""
+        return not self.digests or self._knows(headers.get(b"authorization", b""))
 
     def _knows(self, header: bytes) -> bool:
         scheme, _, token = header.partition(b" ")

@@ -60,6 +60,7 @@ def create_app(store: Store, access: Access) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.store = store
+    app.state.access = access
     for prefix, router in _ROUTERS:
         app.include_router(router, prefix=prefix, dependencies=[Depends(only_known)])
     app.add_middleware(Gate, access=access)

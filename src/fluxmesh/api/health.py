@@ -8,7 +8,10 @@ from starlette.responses import HTMLResponse
 from fluxmesh.api.reference import POLICY, reference_page
 from fluxmesh.api.responses import Json, answers
 from fluxmesh.api.store import store_of
+from fluxmesh.errors import StorageError
+from fluxmesh.obs.log import get_logger
 
+_log = get_logger("api")
 router = APIRouter(tags=["health"])
 _STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
 
@@ -30,7 +33,15 @@ async def alive(request: Request) -> Json:
     responses=answers({200: ("ready", _STATUS)}),
 )
 async def ready(request: Request) -> Json:
-    await store_of(request).check_ready()
+    try:
+        await store_of(request).check_ready()
+    except StorageError as error:
+        if request.app.state.access.trusts(dict(request.scope["headers"])):
+            raise
+        # Which host it is on is nobody's business who may not ask for anything else.
+        _log.warning("storage not ready", error=str(error))
+        hint = "ask with a token, and it says why"
+        raise type(error)("the storage is not ready", hint=hint) from error
     return Json({"status": "ready"})
 
 

@@ -25,11 +25,11 @@ from fluxmesh.errors import (
     shown,
 )
 from fluxmesh.job import Job
+from fluxmesh.storage.base import asked_again
 from fluxmesh.storage.values import Enqueued, Verdict
 from fluxmesh.submission import FIELDS, OPTION_FIELDS, TASK_ONLY, NewJob, checked_arguments, prepare
 
 READ_AT_ONCE: Final = 50
-REPEATS: Final = 2  # an enqueue whose reply was lost is repeated with the same ids
 
 
 def new_job(fields: object, settings: Settings) -> NewJob:
@@ -69,21 +69,20 @@ async def submit_one(store: Store, fields: object) -> Stored:
         [enqueued] = await _store_jobs(store, [job], made_here=fresh)
         return await _answer_of(store, job, enqueued)
 
-    return await store.write(submitted())  # one bound for all tries and for the look at what was stored
+    try:
+        return await store.write(submitted())  # one bound for all tries and for the look at what was stored
+    except OutcomeUnknown as error:
+        if job.id in error.message:
+            raise
+        raise error.about([job.id]) from error
 
 
 async def _store_jobs(store: Store, jobs: Sequence[NewJob], *, made_here: Collection[str]) -> list[Enqueued]:
     """Store at most 1,000 jobs. `made_here` are the ids that no producer chose: one that a repetition
     meets was stored by the try whose reply was lost, and is new all the same."""
     cap = store.settings.queue_cap
-    for tries_left in reversed(range(1 + REPEATS)):
-        try:
-            answers = await store.storage.enqueue(jobs, queue_cap=cap)
-            return [_as_new(answer) if answer.id in made_here else answer for answer in answers]
-        except OutcomeUnknown:
-            if not tries_left:
-                raise
-    raise AssertionError("the last try has answered or raised")
+    answers = await asked_again(lambda: store.storage.enqueue(jobs, queue_cap=cap))
+    return [_as_new(answer) if answer.id in made_here else answer for answer in answers]
 
 
 def _as_new(answer: Enqueued) -> Enqueued:
@@ -138,7 +137,10 @@ async def submit_many(store: Store, items: Sequence[object]) -> list[dict[str, A
             told[index] = _refused(error)
     if jobs:
         fresh = {job.id for index, job in jobs.items() if not _has_id(items[index])}
-        documents = await store.write(_submitted(store, list(jobs.values()), fresh))
+        try:
+            documents = await store.write(_submitted(store, list(jobs.values()), fresh))
+        except OutcomeUnknown as error:
+            raise error.about([job.id for job in jobs.values()]) from error
         for index, document in zip(jobs, documents, strict=True):
             told[index] = document
     return [item for item in told if item is not None]

@@ -29,6 +29,7 @@ from fluxmesh.query import Query
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.records import NO_WORKER
 from fluxmesh.storage.values import QueueStats, StorageInfo, WorkerInfo
+from fluxmesh.worker.skew import TOLERATED_S, skew_s
 
 OLDEST_PYTHON: Final = (3, 11)
 SQLITE_WANTED: Final = (3, 51, 3)  # older ones have the WAL-reset bug, which can corrupt a database
@@ -91,7 +92,9 @@ async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) ->
     """Adds what only the storage knows. Answers the exit code of a storage that cannot be opened."""
     try:
         async with storage_of(settings) as storage:
+            asked_us = clock.wall_us()
             info = await storage.info()
+            checks.append(skew_check(skew_s(asked_us, clock.wall_us(), info.now_us)))
             checks += storage_checks(info, settings.wait_replicas)
             checks.append(await _doorbell_check(storage))
             fleet = await storage.fleet()
@@ -99,7 +102,7 @@ async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) ->
             waiting = sum(sum(queue.queued) for queue in queues)
             homeless = await _homeless(storage, queues)
             checks += [workers_check(fleet, waiting), queues_check(fleet, queues, homeless)]
-            checks.append(beats_check(fleet, clock.wall_us() / US))
+            checks.append(beats_check(fleet, info.now_us / US))
     except StorageError as error:
         checks.append(Check("storage", Health.FAIL, error.message, error.hint))
         return error.exit_code
@@ -123,6 +126,14 @@ def clock_check(clock: Clock) -> Check:
             "clock", Health.FAIL, f"{output.instant(now_s)} is in the past", "set this machine's clock"
         )
     return Check("clock", Health.OK, output.instant(now_s))
+
+
+def skew_check(ahead_s: float) -> Check:
+    """Jobs go by the storage's time; logs, certificates and signatures by this machine's."""
+    if abs(ahead_s) > TOLERATED_S:
+        text = f"{abs(ahead_s):,.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the storage's"
+        return Check("skew", Health.WARN, text, "set this machine's clock (NTP), or the server's")
+    return Check("skew", Health.OK, "this clock and the storage's agree")
 
 
 def file_checks(url: str) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from fluxmesh.cli.run import run_async
 from fluxmesh.config import Settings, load_settings
 from fluxmesh.errors import InvalidOption, StorageMissing, masked
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.registry import open_storage, resolved_url
+from fluxmesh.storage.registry import expanded, open_storage, resolved_url
 
 CLOSE_WITHIN_S: Final = 5.0
 COMMON: Final = ("url", "namespace", "log_level", "log_format")
@@ -49,7 +49,7 @@ def described(url: str | None) -> str:
     full = resolved_url(url)
     scheme, _, rest = full.partition("://")
     if scheme == "sqlite" and rest.startswith("/"):
-        return f"sqlite:///{Path(unquote(rest[1:])).expanduser().absolute()}"
+        return f"sqlite:///{expanded(unquote(rest[1:])).absolute()}"
     return masked(full)
 
 

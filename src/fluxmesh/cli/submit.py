@@ -17,6 +17,7 @@ from fluxmesh.errors import (
     IdempotencyConflict,
     InvalidOption,
     InvalidPayload,
+    OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
 )
@@ -235,7 +236,10 @@ async def enqueue(storage: Storage, job: NewJob, settings: Settings) -> Enqueued
 
 
 async def _enqueued(storage: Storage, job: NewJob, settings: Settings) -> Enqueued:
-    (answer,) = await asked_again(lambda: storage.enqueue([job], queue_cap=settings.queue_cap))
+    try:
+        (answer,) = await asked_again(lambda: storage.enqueue([job], queue_cap=settings.queue_cap))
+    except OutcomeUnknown as error:
+        raise error.about([job.id]) from error
     return answer
 
 

@@ -128,6 +128,12 @@ class Storage(Protocol):
         came between the last exchange and this call is not missed."""
         ...
 
+    async def wait_for_notice(self, worker: WorkerRef, timeout_s: float) -> bool:
+        """True as soon as a beat of this worker may be told something: a cancel of a job that it runs, or a
+        command; False when the time is up. Lossy, so nobody may rely on it: every beat tells all that
+        stands. What came since the registration and before this call is not missed."""
+        ...
+
     async def release(self, worker: WorkerRef, jobs: Sequence[Owned]) -> list[bool]:
         """Give owned jobs back, to their old places; nothing is charged. False: not owned (any more)."""
         ...
@@ -174,7 +180,7 @@ class Storage(Protocol):
 
     async def command(self, worker_id: str, command: str | None) -> bool:
         """Ask all runs of a worker id to go "quiet" (claim no more) or "stop"; None takes it back.
-        The next beat hears of it. False: no such worker."""
+        The next beat hears of it, for which they are noticed. False: no such worker."""
         ...
 
     # -- housekeeping ----------------------------------------------------------------------------
@@ -198,7 +204,8 @@ class Storage(Protocol):
 
     # -- operators -------------------------------------------------------------------------------
     async def cancel(self, ids: Sequence[str]) -> list[Cancelled]:
-        """Not running: CANCELLED at once. Running: the flag is stored, and stays until the life ends."""
+        """Not running: CANCELLED at once. Running: REQUESTED; the flag is stored, and stays until the life
+        ends, and the owner is noticed (`wait_for_notice`), each time anew."""
         ...
 
     async def replay(self, ids: Sequence[str]) -> list[Done]:

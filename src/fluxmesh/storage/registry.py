@@ -1,6 +1,8 @@
 """Opening a storage by its URL. Backends are named as texts, so that nothing here imports one.
 
 A fork waits for an import under way: its child would find the module locked by a thread it does not have.
+What else a fork waits for is in `forks`, imported here: a fork already begun does not learn of it from a
+backend that is only then imported.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from urllib.parse import urlsplit
 
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import DEFAULT_DATABASE, Settings
-from fluxmesh.errors import InvalidOption, StorageRefused, masked
+from fluxmesh.errors import InvalidOption, StorageRefused, masked, shown
+from fluxmesh.storage import forks  # noqa: F401
 from fluxmesh.storage.base import Storage
 
 BACKENDS: Final[Mapping[str, str]] = {
@@ -54,6 +57,15 @@ def resolved_url(url: str | None, db_path: str | Path | None = None) -> str:
         known = ", ".join(f"{name}://" for name in BACKENDS)
         raise InvalidOption("url", f"{masked(url)!r}: unknown storage {scheme!r}", hint=f"known: {known}")
     return url
+
+
+def expanded(name: str) -> Path:
+    """A file's name with the home folder that a leading ~ stands for. Raises InvalidOption."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # there is no such user, or no home
+        hint = "write the folder's whole name, or ./~… for a file that begins so"
+        raise InvalidOption("url", f"{shown(name)}: nobody's home folder is called so", hint=hint) from None
 
 
 def _as_url(text: str) -> str:

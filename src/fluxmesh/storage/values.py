@@ -199,12 +199,13 @@ class WorkerView(Struct, frozen=True):
 
 class BeatAnswer(Struct, frozen=True):
     """`lost`: presented as owned, but owned no longer. `cancelled`: their cancel flag stands.
-    `command`: None, "quiet" or "stop"."""
+    `command`: None, "quiet" or "stop". `now_us`: the storage's time."""
 
     standing: Standing
     lost: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     command: str | None = None
+    now_us: int = 0
 
 
 class Ground(StrEnum):
@@ -347,10 +348,11 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
 
 
 class StorageInfo(Struct, frozen=True):
-    """For `doctor`: what storage this is, in words. `details` are (name, value) pairs."""
+    """For `doctor`: what storage this is, in words, and its time. `details` are (name, value) pairs."""
 
     kind: str
     where: str
     namespace: str
     version: str
     details: tuple[tuple[str, str], ...] = ()
+    now_us: int = 0

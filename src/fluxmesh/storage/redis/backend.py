@@ -66,6 +66,7 @@ class RedisStorage:
         self._scripts = Scripts(connections, prefix, clock)
         self._listener = Listener(connections)
         self._bells = Bells(self._listener)
+        self._awaits = False
         self._loop = asyncio.get_running_loop()
 
     # -- producers -----------------------------------------------------------------------------------
@@ -82,6 +83,10 @@ class RedisStorage:
         def hear(_: bytes | None) -> None:
             over.set()
 
+        if not self._awaits:
+            # Kept for as long as this storage is open: who has waited for one job will wait for more.
+            await self._listener.add(self._scripts.key("awaited"), lambda _: None)
+            self._awaits = True
         await self._listener.add(channel, hear)
         try:
             deadline = self._loop.time() + timeout_s
@@ -111,7 +116,11 @@ class RedisStorage:
 
     async def wait_for_work(self, worker: WorkerRef, timeout_s: float) -> bool:
         self._connections.check_usable()
-        return await self._bells.wait(self._scripts.key("bell", worker.epoch), timeout_s)
+        return await self._bells.wait_for_work(self._scripts.key("bell", worker.epoch), timeout_s)
+
+    async def wait_for_notice(self, worker: WorkerRef, timeout_s: float) -> bool:
+        self._connections.check_usable()
+        return await self._bells.wait_for_notice(self._scripts.key("bell", worker.epoch), timeout_s)
 
     async def release(self, worker: WorkerRef, jobs: Sequence[Owned]) -> list[bool]:
         return await verbs.release(self._scripts, worker, checked_batch(jobs))

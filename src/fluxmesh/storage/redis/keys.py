@@ -52,8 +52,9 @@ KEYS: Final[Mapping[str, str]] = {
     "counters": "counters",
     "leader": "lock:housekeeping",  # hash: holder, until_us
     # Channels, not keys.
-    "bell": "bell:{}",  # epoch: there may be work
+    "bell": "bell:{}",  # epoch: there may be work; "notice": a beat would be told something
     "over": "over:{}",  # job id: it has ended
+    "awaited": "awaited",  # nothing is sent; its listeners may wait for the end of a job
     "event": "event:{}",  # topic
 }
 

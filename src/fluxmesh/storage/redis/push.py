@@ -22,6 +22,7 @@ _AGAIN_S: Final = 0.2
 _AGAIN_MOST_S: Final = 5.0
 _ACK_S: Final = 5.0
 _EVENTS_KEPT: Final = 1_000
+_NOTICE: Final = b"notice"
 
 Hear = Callable[[bytes | None], None]  # a message; None: some may have been missed
 
@@ -172,29 +173,50 @@ class Listener:
             self._connection = None
 
 
+class Bell:
+    """What rang for one worker and was not asked for yet."""
+
+    def __init__(self) -> None:
+        self.work = asyncio.Event()
+        self.notice = asyncio.Event()
+
+    def hear(self, message: bytes | None) -> None:
+        if message != _NOTICE:
+            self.work.set()
+        if message is None or message == _NOTICE:
+            self.notice.set()
+
+
 class Bells:
-    """The wake-ups of the workers of one storage."""
+    """The bells of the workers of one storage: wake-ups and notices."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._rung: dict[str, asyncio.Event] = {}
+        self._hung: dict[str, Bell] = {}
 
-    async def hang(self, channel: str) -> bool:
-        """Listen for a worker's bell. False: it hung there before."""
-        if channel in self._rung:
-            return False
-        event = self._rung[channel] = asyncio.Event()
+    async def hang(self, channel: str) -> Bell | None:
+        """Listen for a worker's bell. None: it hung there before."""
+        if channel in self._hung:
+            return None
+        bell = self._hung[channel] = Bell()
         try:
-            await self._listener.add(channel, lambda _: event.set())
+            await self._listener.add(channel, bell.hear)
         except BaseException:
-            del self._rung[channel]
+            del self._hung[channel]
             raise
-        return True
+        return bell
 
-    async def wait(self, channel: str, timeout_s: float) -> bool:
-        if await self.hang(channel):
-            return True  # nobody listened until now: it may have rung
-        event = self._rung[channel]
+    async def wait_for_work(self, channel: str, timeout_s: float) -> bool:
+        return await self._wait(channel, lambda bell: bell.work, timeout_s)
+
+    async def wait_for_notice(self, channel: str, timeout_s: float) -> bool:
+        return await self._wait(channel, lambda bell: bell.notice, timeout_s)
+
+    async def _wait(self, channel: str, of: Callable[[Bell], asyncio.Event], timeout_s: float) -> bool:
+        bell = await self.hang(channel)
+        if bell is not None:
+            bell.hear(None)  # nobody listened until now: it may have rung
+        event = of(self._hung[channel])
         if not event.is_set():
             try:
                 async with asyncio.timeout(timeout_s):

@@ -179,4 +179,5 @@ async def info(scripts: Scripts, namespace: str) -> StorageInfo:
         ("mode", said.get("redis_mode", "unknown")),
     )
     version = said.get("valkey_version") or said.get("redis_version", "unknown")
-    return StorageInfo(connections.kind, connections.where, namespace, version, details)
+    now_us = await scripts.time_us()
+    return StorageInfo(connections.kind, connections.where, namespace, version, details, now_us)

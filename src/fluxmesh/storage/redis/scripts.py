@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from redis import exceptions as driver
 
-from fluxmesh.clock import Clock, SystemClock
+from fluxmesh.clock import US, Clock, SkewedClock, SystemClock
 from fluxmesh.storage.redis.assembly import script_text
 from fluxmesh.storage.redis.connection import Connections
 from fluxmesh.storage.redis.keys import key
@@ -38,7 +38,7 @@ class Scripts:
         self.prefix = prefix
         self.clock = clock
         # The server's own time counts, unless a test brings a clock.
-        self._server_time = type(clock) is SystemClock
+        self._server_time = type(clock) in (SystemClock, SkewedClock)
         self._texts: dict[str, tuple[str, str]] = {}
 
     def key(self, name: str, *parts: object) -> str:
@@ -46,6 +46,13 @@ class Scripts:
 
     def now_argument(self) -> int:
         return 0 if self._server_time else int(self.clock.wall_us())
+
+    async def time_us(self) -> int:
+        """What counts as the time here."""
+        if not self._server_time:
+            return int(self.clock.wall_us())
+        seconds, micros = await self.read("TIME")
+        return int(seconds) * US + int(micros)
 
     def _text(self, verb: str) -> tuple[str, str]:
         known = self._texts.get(verb)

@@ -17,11 +17,12 @@ from fluxmesh.errors import StorageUnreachable
 from fluxmesh.events import MAX_TOPICS, Event, decode_event
 from fluxmesh.job import Attempt, Job
 from fluxmesh.query import Page, Query, checked_limit
+from fluxmesh.storage import forks
 from fluxmesh.storage.base import checked_batch
 from fluxmesh.storage.sqlite import enqueue as enqueue_verbs
 from fluxmesh.storage.sqlite import exchange as exchange_verbs
-from fluxmesh.storage.sqlite import forks, liveness, operate, ownership, prune, push, reads
-from fluxmesh.storage.sqlite.bells import ENDED, EVENT, WORK, Belfry, Bell
+from fluxmesh.storage.sqlite import liveness, operate, ownership, prune, push, reads
+from fluxmesh.storage.sqlite.bells import ENDED, EVENT, NOTICE, WORK, Belfry, Bell
 from fluxmesh.storage.sqlite.connection import check_present, connect, file_system, path_of, prepare_schema
 from fluxmesh.storage.sqlite.engine import Answer, Call, Checkpointer, Reader, Transactor, Writer
 from fluxmesh.storage.sqlite.locks import DeathLock
@@ -93,6 +94,7 @@ class SqliteStorage:
         self._reader = Reader(path)
         self._bell: Bell | None = None
         self._work = asyncio.Event()
+        self._notice = asyncio.Event()
         self._ended: dict[str, list[asyncio.Event]] = {}
         self._listeners: list[tuple[frozenset[str], asyncio.Queue[Event]]] = []
         if not inline:
@@ -144,6 +146,8 @@ class SqliteStorage:
     def _hear(self, kind: bytes, body: bytes) -> None:
         if kind == WORK:
             self._work.set()
+        elif kind == NOTICE:
+            self._notice.set()
         elif kind == ENDED:
             for event in self._ended.get(body.decode("ascii", "replace"), ()):
                 event.set()
@@ -214,12 +218,11 @@ class SqliteStorage:
         if self._own_bell() is None:
             await asyncio.sleep(min(timeout_s, LOOK_S))
             return True
-        try:
-            await asyncio.wait_for(self._work.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        self._work.clear()
-        return True
+        return await _rung(self._work, timeout_s)
+
+    async def wait_for_notice(self, worker: WorkerRef, timeout_s: float) -> bool:
+        self._own_bell()
+        return await _rung(self._notice, timeout_s)
 
     async def release(self, worker: WorkerRef, jobs: Sequence[Owned]) -> list[bool]:
         return await self._write_each(ownership.release, jobs, leading=(worker,))
@@ -331,7 +334,9 @@ class SqliteStorage:
             ("doorbells", "yes" if self._own_bell() else "no: looking every 250 ms"),
             ("proof of death", "file locks" if self._shared.proof_of_death else "off: leases only"),
         )
-        return StorageInfo("sqlite", str(self.path), self.namespace, apsw.sqlite_lib_version(), details)
+        return StorageInfo(
+            "sqlite", str(self.path), self.namespace, apsw.sqlite_lib_version(), details, self.clock.wall_us()
+        )
 
     # -- push ----------------------------------------------------------------------------------------
     async def publish(self, event: Event) -> int:
@@ -385,6 +390,18 @@ class SqliteStorage:
         if self._shared.lock is not None:
             self._shared.lock.release()
         self._belfry.close()
+
+
+async def _rung(rang: asyncio.Event, timeout_s: float) -> bool:
+    """Whether it has rung before the time is up; what has rung counts at once, and once."""
+    if not rang.is_set():
+        try:
+            async with asyncio.timeout(timeout_s):
+                await rang.wait()
+        except TimeoutError:
+            return False
+    rang.clear()
+    return True
 
 
 async def _events(heard: asyncio.Queue[Event]) -> AsyncIterator[Event]:

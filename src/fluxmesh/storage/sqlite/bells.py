@@ -19,6 +19,7 @@ from fluxmesh.ids import new_nonce
 
 WORK: Final = b"w"
 ENDED: Final = b"j"
+NOTICE: Final = b"n"
 EVENT: Final = b"e"
 _MAX_DATAGRAM: Final = 16 << 10
 _DRAIN_MOST: Final = 256

@@ -24,6 +24,7 @@ from fluxmesh.errors import (
     StorageUnreachable,
     masked,
 )
+from fluxmesh.storage.registry import expanded
 from fluxmesh.storage.sqlite.sqltext import Statements
 
 APPLICATION_ID: Final = 0x464C584D  # "FLXM"
@@ -52,7 +53,7 @@ def path_of(url: str) -> Path:
         raise InvalidOption(
             "url", f"{masked(url)!r}: a file's name cannot hold a zero byte", hint="sqlite:///tasks.db"
         )
-    return Path(os.path.realpath(Path(name).expanduser()))
+    return Path(os.path.realpath(expanded(name)))
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluxmesh.outcome import Counters
-from fluxmesh.storage.sqlite import exchange, moves, place
+from fluxmesh.storage.sqlite import exchange, moves, place, push
 from fluxmesh.storage.sqlite.locks import is_freed
 from fluxmesh.storage.sqlite.step import Step, encode_struct
 from fluxmesh.storage.values import (
@@ -121,10 +121,10 @@ def beat(
         step.run("liveness.forget_missing", worker.epoch)
         standing, me = step.standing(worker.epoch)
     if owned is None:
-        return BeatAnswer(standing)
+        return BeatAnswer(standing, now_us=step.now_us)
     lost, cancelled = _compare(step, worker, owned, beat_us=0 if me is None else me.beat_us)
     command = step.one("liveness.command_of", worker.epoch)
-    return BeatAnswer(standing, lost, cancelled, None if command is None else command[0])
+    return BeatAnswer(standing, lost, cancelled, None if command is None else command[0], step.now_us)
 
 
 def _compare(
@@ -253,7 +253,10 @@ def reap(step: Step, items: Sequence[Reap]) -> list[Settled]:
 
 
 def command(step: Step, worker_id: str, word: str | None) -> bool:
-    return step.run("liveness.set_command", word, worker_id) > 0
+    told = step.all("liveness.set_command", word, worker_id)
+    for (epoch,) in told:
+        push.notice(step, epoch)
+    return bool(told)
 
 
 def lead(step: Step, holder: str, ttl_us: int) -> bool:

@@ -232,11 +232,10 @@ def apply(
     message: str | None = None,
 ) -> None:
     """Carry out a transition of a running job. While its cancel flag stands every end but COMPLETED is
-    CANCELLED."""
-    status = transition.status
-    outcome = transition.outcome
+    CANCELLED, for which nothing is charged."""
+    status, outcome, charge = transition.status, transition.outcome, transition.charge
     if row.cancel and status is not Status.COMPLETED:
-        status, outcome = Status.CANCELLED, Outcome.CANCELLED
+        status, outcome, charge = Status.CANCELLED, Outcome.CANCELLED, Charge.NOTHING
     history = append_history(
         row.history,
         life=row.life,
@@ -249,7 +248,6 @@ def apply(
     )
     percent = row.percent if percent is None else percent
     message = row.message if message is None else message
-    charge = transition.charge
     if status is Status.PENDING:
         to_ready(
             step, row, token=token, history=history, charge=charge, error=transition.error,

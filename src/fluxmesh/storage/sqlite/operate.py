@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fluxmesh.job import Status
 from fluxmesh.storage.records import tags_of
-from fluxmesh.storage.sqlite import moves, place
+from fluxmesh.storage.sqlite import moves, place, push
 from fluxmesh.storage.sqlite.step import Row, Step
 from fluxmesh.storage.values import Cancelled, Done
 
@@ -18,11 +18,16 @@ def has_ended(row: Row) -> bool:
 
 
 def cancel(step: Step, ids: Sequence[str]) -> list[Cancelled]:
-    """A running job gets the flag; every other one that has not ended ends here."""
-    return [_cancel(step, step.row(job_id)) for job_id in ids]
+    """A running job gets the flag, of which its owner hears at once; every other one that has not ended ends
+    here."""
+    owners: set[int] = set()
+    answers = [_cancel(step, step.row(job_id), owners) for job_id in ids]
+    for epoch in owners:
+        push.notice(step, epoch)
+    return answers
 
 
-def _cancel(step: Step, row: Row | None) -> Cancelled:
+def _cancel(step: Step, row: Row | None, owners: set[int]) -> Cancelled:
     if row is None:
         return Cancelled.UNKNOWN
     if has_ended(row):
@@ -30,6 +35,7 @@ def _cancel(step: Step, row: Row | None) -> Cancelled:
     if row.place == place.RUNNING:
         if not row.cancel:
             step.run("operate.flag_cancel", row.rid)
+        owners.add(int(row.lane))
         return Cancelled.REQUESTED
     # A held job has an owner, who must not be able to begin it under the token it knows.
     token = step.token_after(row.token) if row.place == place.HELD else row.token

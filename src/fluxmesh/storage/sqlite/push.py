@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fluxmesh.clock import US
 from fluxmesh.events import Event, encode_event
 from fluxmesh.storage.sqlite import place
-from fluxmesh.storage.sqlite.bells import EVENT
+from fluxmesh.storage.sqlite.bells import EVENT, NOTICE
 from fluxmesh.storage.sqlite.step import Step
 
 
@@ -23,6 +23,13 @@ def watch(step: Step, job_id: str, bell: str | None, timeout_s: float) -> bool:
 
 def unwatch(step: Step, job_id: str, bell: str) -> None:
     step.run("push.unwatch", job_id, bell)
+
+
+def notice(step: Step, epoch: int) -> None:
+    """Have this worker beat at once: the answer will tell it something."""
+    found = step.one("push.bell_of", epoch)
+    if found is not None and found[0] is not None:
+        step.ring(found[0], NOTICE)
 
 
 def listen(step: Step, topics: Sequence[str], bell: str, ttl_s: float) -> None:

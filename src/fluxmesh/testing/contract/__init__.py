@@ -76,6 +76,7 @@ from fluxmesh.testing.contract.ownership import (  # noqa: E402
 from fluxmesh.testing.contract.push import (  # noqa: E402
     TestEvents,
     TestLeader,
+    TestNotices,
     TestWaitFor,
     TestWakeUps,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "TestLostClaims",
     "TestLostReplies",
     "TestMaxConcurrent",
+    "TestNotices",
     "TestOpaqueRecords",
     "TestOrphans",
     "TestParking",

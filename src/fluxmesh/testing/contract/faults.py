@@ -383,6 +383,7 @@ VERBS: dict[str, Callable[[Storage], Awaitable[object]]] = {
     "register": lambda storage: storage.register(SEAT),
     "exchange": lambda storage: storage.exchange(ExchangeRequest(REF, 1, slots=1)),
     "wait_for_work": lambda storage: storage.wait_for_work(REF, 0.01),
+    "wait_for_notice": lambda storage: storage.wait_for_notice(REF, 0.01),
     "release": lambda storage: storage.release(REF, [Owned("x", 1)]),
     "transfer": lambda storage: storage.transfer(REF, [Owned("x", 1)]),
     "take_held": lambda storage: storage.take_held(REF, 1),

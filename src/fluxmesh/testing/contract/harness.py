@@ -19,7 +19,7 @@ class Backend(ABC):
 
     Obligations: several `open` calls share one storage, also with different namespaces, and also from one
     event loop. A Storage takes all its time from the clock it was opened with: a ManualClock that does not
-    move stands still for due times, leases and tokens. Waits (`wait_for`, `wait_for_work`, `subscribe`)
+    move stands still for due times, leases and tokens. Waits (`wait_for...`, `subscribe`)
     measure their timeouts on the event loop.
     """
 

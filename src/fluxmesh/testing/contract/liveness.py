@@ -51,6 +51,14 @@ class TestBeats:
         assert await victim.settle(victim.only()) is Settled.APPLIED
 
     @scenario
+    async def test_a_beat_tells_the_storages_time(self, lab: Lab) -> None:
+        worker = await lab.worker()
+        lab.clock.advance(1.25)
+        assert (await worker.beat()).now_us == lab.clock.wall_us()
+        lab.clock.advance(1.25)
+        assert (await worker.beat_listing(None)).now_us == lab.clock.wall_us()
+
+    @scenario
     async def test_a_beat_names_what_is_lost(self, lab: Lab) -> None:
         await lab.put_many(3)
         worker, other = await lab.worker("w1"), await lab.worker("w2")

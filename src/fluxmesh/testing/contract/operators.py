@@ -24,6 +24,7 @@ from fluxmesh.storage.values import (
 from fluxmesh.testing.contract.lab import (
     CANCELLED,
     COMPLETED,
+    CRASHED,
     INTERRUPTED,
     Lab,
     dead,
@@ -84,7 +85,7 @@ class TestCancel:
         assert await lab.status(job.id) is Status.COMPLETED
 
     @pytest.mark.parametrize(
-        "end", [retry(), dead(), INTERRUPTED, snooze(3), CANCELLED], ids=lambda end: end.outcome
+        "end", [retry(), dead(), INTERRUPTED, CRASHED, snooze(3), CANCELLED], ids=lambda end: end.outcome
     )
     @scenario
     async def test_every_other_end_while_the_flag_stands_is_a_cancel(self, lab: Lab, end: Transition) -> None:
@@ -95,6 +96,9 @@ class TestCancel:
         assert await worker.settle(job, end) is Settled.APPLIED
         shown = await lab.job(job.id)
         assert (shown.status, shown.completed_at) == (Status.CANCELLED, lab.clock.wall_us() / 1e6)
+        assert [entry.outcome for entry in await lab.storage.history(job.id) or []] == [Outcome.CANCELLED]
+        charged = (shown.attempts, shown.crashes, shown.snoozes, shown.interruptions)
+        assert charged == (0, 0, 0, 0), "as the history tells"
         (next_one,) = await lab.enqueue(new_job("work", unique_key="u"))
         assert next_one.verdict is Verdict.CREATED
 

@@ -1,4 +1,4 @@
-"""Push, not polling: wait_for_work, wait_for, publish and subscribe; and the housekeepers' key."""
+"""Push, not polling: what wakes workers, notices, waiters of a job, and events; and the housekeepers' key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from fluxmesh.errors import InvalidOption
 from fluxmesh.events import MAX_EVENT_BYTES, Event
 from fluxmesh.job import Status
-from fluxmesh.storage.values import HELD_TAKEABLE_AFTER_S
+from fluxmesh.storage.values import HELD_TAKEABLE_AFTER_S, Cancelled
 from fluxmesh.testing.contract.lab import INTERRUPTED, WAIT_S, Lab, Puppet, dead, ids, new_job, own, scenario
 
 SHORT_S = 0.05  # long enough for a signal that is already there, short enough to wait for one that is not
@@ -152,6 +152,105 @@ class TestWakeUps:
         able = await idle_worker(lab, "able", tasks=("rare",))
         await lab.worker("ordinary")
         assert await is_woken(able, lambda: lab.put("rare"))
+
+
+async def is_noticed(worker: Puppet, act: Callable[[], Awaitable[object]]) -> bool:
+    """Whether a worker that already waits for a notice gets one by this."""
+    waiting = asyncio.create_task(worker.storage.wait_for_notice(worker.ref, WAIT_S))
+    await asyncio.sleep(0)
+    await act()
+    return await waiting
+
+
+class TestNotices:
+    """What the answer of a beat tells, its worker shall ask for at once."""
+
+    @scenario
+    async def test_without_anything_to_tell_a_wait_ends_with_false(self, lab: Lab) -> None:
+        worker = await lab.worker(storage=await lab.open())
+        await worker.storage.wait_for_notice(worker.ref, 0.0)
+        await lab.put()
+        await worker.complete(await worker.claim_one())
+        assert not await worker.storage.wait_for_notice(worker.ref, SHORT_S)
+
+    @scenario
+    async def test_a_cancel_that_is_requested_is_noticed_and_the_next_beat_tells_of_it(
+        self, lab: Lab
+    ) -> None:
+        worker = await lab.worker(storage=await lab.open())
+        await lab.put()
+        job = await worker.claim_one()
+        for _ in range(3):  # each request anew: an earlier notice may have been lost
+            assert await is_noticed(worker, lambda: lab.storage.cancel([job.id]))
+            assert (await worker.beat()).cancelled == (job.id,)
+
+    @scenario
+    async def test_a_notice_between_the_beat_and_the_wait_is_not_missed(self, lab: Lab) -> None:
+        worker = await lab.worker(storage=await lab.open())
+        await worker.storage.wait_for_notice(worker.ref, 0.0)
+        await lab.put()
+        job = await worker.claim_one()
+        await lab.storage.cancel([job.id])
+        assert await worker.storage.wait_for_notice(worker.ref, WAIT_S)
+        assert not await worker.storage.wait_for_notice(worker.ref, SHORT_S)
+
+    @scenario
+    async def test_of_many_owners_each_is_noticed_and_nobody_else(self, lab: Lab) -> None:
+        owners = [await lab.worker(f"w{n}", storage=await lab.open()) for n in range(3)]
+        bystander = await lab.worker("bystander", storage=await lab.open())
+        await lab.put_many(6)
+        jobs = [job for owner in owners for job in await owner.claim(2)]
+        for worker in (*owners, bystander):
+            await worker.storage.wait_for_notice(worker.ref, 0.0)
+        assert await lab.storage.cancel(ids(jobs)) == [Cancelled.REQUESTED] * 6
+        for owner in owners:
+            assert await owner.storage.wait_for_notice(owner.ref, WAIT_S)
+        assert not await bystander.storage.wait_for_notice(bystander.ref, SHORT_S)
+
+    @scenario
+    async def test_a_notice_is_no_work(self, lab: Lab) -> None:
+        worker = await idle_worker(lab)
+        await lab.put()
+        job = await worker.claim_one()
+        assert await worker.claim(1) == []
+        await worker.storage.wait_for_work(worker.ref, 0.0)
+        assert await is_noticed(worker, lambda: lab.storage.cancel([job.id]))
+        assert not await worker.storage.wait_for_work(worker.ref, SHORT_S)
+
+    @scenario
+    async def test_work_is_no_notice(self, lab: Lab) -> None:
+        worker = await idle_worker(lab)
+        await worker.storage.wait_for_notice(worker.ref, 0.0)
+        assert await is_woken(worker, lab.put)
+        assert not await worker.storage.wait_for_notice(worker.ref, SHORT_S)
+
+    @pytest.mark.parametrize("state", ["ready", "ended"])
+    @scenario
+    async def test_a_cancel_that_no_owner_has_to_hear_of_notices_nobody(self, lab: Lab, state: str) -> None:
+        worker = await lab.worker(storage=await lab.open())
+        await worker.storage.wait_for_notice(worker.ref, 0.0)
+        job_id = await lab.put()
+        if state == "ended":
+            await worker.complete(await worker.claim_one())
+        await lab.storage.cancel([job_id])
+        assert not await worker.storage.wait_for_notice(worker.ref, SHORT_S)
+
+    @scenario
+    async def test_the_cancel_of_a_job_whose_owner_is_gone_waits_for_its_end(self, lab: Lab) -> None:
+        gone = await lab.worker("gone")
+        await lab.put()
+        job = await gone.claim_one()
+        await lab.storage.declare_dead(gone.ref, "killed")
+        assert await lab.storage.cancel([job.id]) == [Cancelled.REQUESTED]
+        await lab.reap_all()
+        assert await lab.status(job.id) is Status.CANCELLED
+
+    @pytest.mark.parametrize("word", ["quiet", "stop", None])
+    @scenario
+    async def test_a_command_is_noticed(self, lab: Lab, word: str | None) -> None:
+        worker = await lab.worker("told", storage=await lab.open())
+        assert await is_noticed(worker, lambda: lab.storage.command("told", word))
+        assert (await worker.beat()).command == word
 
 
 class TestWaitFor:

@@ -346,4 +346,5 @@ class TestInfo:
         assert info.kind
         assert info.where
         assert info.version
+        assert info.now_us == lab.clock.wall_us()
         assert info.namespace == "fluxmesh"

@@ -23,8 +23,8 @@ CHANGE: Final = frozenset(
 )  # fmt: skip
 CHANGE_NOTHING: Final = frozenset(
     {
-        "wait_for", "wait_for_work", "get", "history", "find", "counts", "queue_stats", "dlq_groups", "fleet",
-        "info", "publish", "subscribe", "close",
+        "wait_for", "wait_for_work", "wait_for_notice", "get", "history", "find", "counts", "queue_stats",
+        "dlq_groups", "fleet", "info", "publish", "subscribe", "close",
     }
 )  # fmt: skip
 

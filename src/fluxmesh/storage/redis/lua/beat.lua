@@ -1,13 +1,14 @@
 -- uses: fleet
 -- Renew a lease. A[3] = epoch, A[4] = the worker as put_worker has it, A[5] = its tasks, A[6] = what it believes it
--- owns, each {id, token}; nil: a supervisor's beat. Answers {standing, lost, cancelled, command}.
+-- owns, each {id, token}; nil: a supervisor's beat. Answers {standing, lost, cancelled, command,
+-- the time}.
 local LISTS_MISSED = 2
 local epoch, view, owned = int(A[3]), A[4], A[6]
 arm()
 local me = worker(epoch)
 -- A registration that was lost with a primary: its epoch was given anew, to another.
 if me and me.worker_id ~= view[1] then
-  return finish({'fenced', {}, {}, false})
+  return finish({'fenced', {}, {}, false, now})
 end
 if me then
   call('HSET', K.worker(epoch), 'beat_at_us', now)
@@ -27,7 +28,7 @@ end
 local stands
 stands, me = standing(epoch)
 if not owned then
-  return finish({stands, {}, {}, false})
+  return finish({stands, {}, {}, false, now})
 end
 
 local told, stored, lost, cancelled = {}, {}, {}, {}
@@ -69,4 +70,4 @@ for _, job in ipairs(owned) do
     lost[#lost + 1] = job[1]
   end
 end
-return finish({stands, lost, cancelled, me.command or false})
+return finish({stands, lost, cancelled, me.command or false, now})

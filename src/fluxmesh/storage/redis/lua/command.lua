@@ -9,6 +9,7 @@ for _, one in ipairs(all_workers()) do
     else
       call('HDEL', K.worker(one.epoch), 'command')
     end
+    notice(one.epoch)
     n = n + 1
   end
 end

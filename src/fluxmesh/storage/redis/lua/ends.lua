@@ -13,6 +13,7 @@ local function packed(value)
   return known
 end
 
+-- rare
 local function is_history(blob)
   if #blob < 3 or string.byte(blob, 1) ~= 0xdc then
     return false
@@ -43,13 +44,15 @@ local function append_history(r, outcome, error)
 end
 
 -- Carry out a transition of a running job: t = {status, outcome, charge, result, error, delay_us, reason,
--- fingerprint}, result and error as stored. While the cancel flag stands every end but COMPLETED is CANCELLED.
+-- fingerprint}, result and error as stored. While the cancel flag stands every end but COMPLETED is CANCELLED, for
+-- which nothing is charged.
+-- rare
 local function apply(r, t, token, percent, message)
-  local status, outcome = t[1], t[2]
+  local status, outcome, charge = t[1], t[2], t[3]
   if r.cancel and status ~= 'COMPLETED' then
-    status, outcome = 'CANCELLED', 'cancelled'
+    status, outcome, charge = 'CANCELLED', 'cancelled', nil
   end
-  local m = {token = token, charge = t[3], error = t[5], history = append_history(r, outcome, t[5])}
+  local m = {token = token, charge = charge, error = t[5], history = append_history(r, outcome, t[5])}
   m.percent = percent or r.percent
   m.message = message or r.message
   if status == 'PENDING' then

@@ -49,6 +49,12 @@ local function standing(epoch)
   return (me.fenced or me.dead_how) and 'fenced' or 'good', me
 end
 
+-- Have a worker beat at once: the answer will tell it something.
+local function notice(epoch)
+  call('PUBLISH', K.bell(epoch), 'notice')
+end
+
+-- rare
 local function can_run(me, queue, tier, task)
   return knows(me, task) and me.in_tier[tonumber(tier)] and me.in_queue[queue]
 end

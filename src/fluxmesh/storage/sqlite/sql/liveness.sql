@@ -26,7 +26,7 @@ select beat_at_us from <worker> where epoch = ?
 -- :name command_of
 select command from <worker> where epoch = ?
 -- :name set_command
-update <worker> set command = ? where worker_id = ? and dead_how is null
+update <worker> set command = ? where worker_id = ? and dead_how is null returning epoch
 
 -- What an epoch owns: (lane) -> id, token, taken (boot us), cancel flag, missed lists, rid.
 -- :name owned
