@@ -144,4 +144,26 @@ def poison(ctx: Context = None) -> None:
         time.sleep(10)
 
 
-# Bodies in killable children of the worker (isolation="process") belong here too, and into JOBS of plan.py.
+# -- bodies in processes of their own ----------------------------------------------------------------------
+@queue.task(name="apart", isolation="process")
+def apart(seconds: float, ctx: Context = None) -> int:
+    with told(ctx):
+        _rest(seconds)
+    return 1
+
+
+@queue.task(name="stuck", isolation="process")
+def stuck(seconds: float, ctx: Context = None) -> int:
+    """One call that nothing can interrupt, far longer than its timeout: its process is killed."""
+    with told(ctx):
+        time.sleep(seconds)
+    return 1
+
+
+@queue.task(name="poison_apart", isolation="process")
+def poison_apart(ctx: Context = None) -> None:
+    """Kills the process it runs in, and nobody else."""
+    with told(ctx):
+        tell("end", ctx, DIES)
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(10)
