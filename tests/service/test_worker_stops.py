@@ -14,8 +14,9 @@ from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import JobInterrupted
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import Cancelled
+from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted
-from fluxmesh.worker.worker import Worker, WorkerEnd
+from fluxmesh.worker.worker import Worker
 from tests.service.test_worker_outages import Lines
 from tests.service.workshop import Witness, Workshop, workshop
 

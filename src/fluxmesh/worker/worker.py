@@ -7,22 +7,19 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from enum import StrEnum
-from typing import Any, Final, Literal
-
-from msgspec import Struct
+from typing import Any, Final
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, StorageUnreachable
-from fluxmesh.job import TIERS
 from fluxmesh.obs.log import get_logger
 from fluxmesh.scheduler.housekeeping import Housekeeper
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import Registration, Standing, WorkerRef, WorkerView
-from fluxmesh.submission import DEFAULT_QUEUE, checked_name, checked_queue, checked_tier
+from fluxmesh.submission import checked_name, checked_queue, checked_tier
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.beater import Beater, BeatReport
+from fluxmesh.worker.config import WorkerConfig, WorkerEnd
 from fluxmesh.worker.fetcher import Fetcher
 from fluxmesh.worker.isolated.isolation import check_isolation
 from fluxmesh.worker.isolated.process import KILL_S
@@ -48,27 +45,6 @@ ORPHAN_SLACK_S: Final = 2.0  # beyond the grace periods, before a worker without
 LAST_WORDS_S: Final = 1.0
 CLOSE_S: Final = 0.3  # in all, with the above, a worker takes less than 2 s beyond its grace periods
 _log = get_logger("worker")
-
-
-class WorkerEnd(StrEnum):
-    """How a worker came to its end."""
-
-    STOPPED = "stopped"
-    HURRIED = "hurried"  # told twice
-    RETIRED = "retired"  # a body could not be stopped: the process should be replaced
-    FENCED = "fenced"  # a newer run of the same worker id exists, or this one was declared dead
-
-
-class WorkerConfig(Struct, frozen=True, kw_only=True):
-    """What one worker does. `reserve[tier]` slots are kept for jobs of that tier."""
-
-    worker_id: str
-    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
-    tiers: tuple[int, ...] = TIERS
-    concurrency: int
-    reserve: dict[int, int] = {}
-    grace_s: float
-    on_lease_lost: Literal["continue", "cancel"] = "continue"
 
 
 class Worker:
