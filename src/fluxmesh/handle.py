@@ -285,9 +285,9 @@ async def send(
             own = answer.by == "id" and fresh_ids
             handles.append(JobHandle(link, answer.id, deduplicated=not own))
         else:
-            error = _refused(jobs, answers, cap, first=len(before), of=of or len(jobs))
-            error.accepted = (*[handle.id for handle in before], *error.accepted)
-            raise error
+            refused = _refused(jobs, answers, cap, first=len(before), of=of or len(jobs))
+            refused.accepted = (*[handle.id for handle in before], *refused.accepted)
+            raise refused
     return handles
 
 
