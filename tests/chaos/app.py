@@ -54,7 +54,12 @@ class told:  # noqa: N801 - reads as the verb that it is
         tell("start", self._ctx)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        tell("end", self._ctx, RETURNED if kind is None else kind.__name__)
+        how = RETURNED if kind is None else kind.__name__
+        try:
+            tell("end", self._ctx, how)
+        except BaseException:  # an interruption that came just now
+            tell("end", self._ctx, how)
+            raise
 
 
 def _rest(seconds: float) -> None:
@@ -139,4 +144,26 @@ def poison(ctx: Context = None) -> None:
         time.sleep(10)
 
 
-# Bodies in killable children of the worker (isolation="process") belong here too, and into JOBS of plan.py.
+# -- bodies in processes of their own ----------------------------------------------------------------------
+@queue.task(name="apart", isolation="process")
+def apart(seconds: float, ctx: Context = None) -> int:
+    with told(ctx):
+        _rest(seconds)
+    return 1
+
+
+@queue.task(name="stuck", isolation="process")
+def stuck(seconds: float, ctx: Context = None) -> int:
+    """One call that nothing can interrupt, far longer than its timeout: its process is killed."""
+    with told(ctx):
+        time.sleep(seconds)
+    return 1
+
+
+@queue.task(name="poison_apart", isolation="process")
+def poison_apart(ctx: Context = None) -> None:
+    """Kills the process it runs in, and nobody else."""
+    with told(ctx):
+        tell("end", ctx, DIES)
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(10)

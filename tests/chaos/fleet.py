@@ -110,8 +110,9 @@ class Watch:
     def _run(self) -> None:
         while not self._over.is_set():
             self._meet()
+            alive_ns = time.monotonic_ns()  # who had ended before would be told at once
             for fd, _ in self._poll.poll(_LOOK_MS):
-                self._part(fd)
+                self._part(fd, alive_ns)
 
     def _meet(self) -> None:
         with self._lock:
@@ -132,12 +133,12 @@ class Watch:
             self._fds[fd] = pid
             self._poll.register(fd, select.POLLIN)
 
-    def _part(self, fd: int) -> None:
+    def _part(self, fd: int, alive_ns: int) -> None:
         pid = self._fds.pop(fd)
         self._poll.unregister(fd)
         os.close(fd)
-        self.note(Happening.GONE, pid)
-        seen = self._seen[pid]
+        self.note(Happening.GONE, pid, alive_ns)
+        seen = self._seen.pop(pid)  # the number may come again
         if seen.pid != seen.group:
             try:
                 os.waitpid(pid, os.WNOHANG)  # an orphan that was adopted; others are their supervisor's

@@ -172,8 +172,8 @@ MUTANTS: Final = {
             (
                 Edit(
                     "fluxmesh.worker.worker:Worker._drain",
-                    "        self._fetcher.stop_claiming()\n",
-                    "        self._fetcher.stop_claiming()\n"
+                    "        self._housekeeper.request_stop()\n",
+                    "        self._housekeeper.request_stop()\n"
                     "        self._fetcher._release([run.job for run in self._table.bodies()], 'too soon')\n",
                 ),
             ),

@@ -7,9 +7,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +74,7 @@ class Nemesis:
         self._folder = folder
         self._env = env
         self._lease_s = lease_s
+        self._storage_lock = threading.Lock()
         self._start_s = 0.0
         self._aside: list[ChaosWorker] = []
         self._endings: list[threading.Thread] = []
@@ -146,7 +147,7 @@ class Nemesis:
                 with slot.lock:
                     what = getattr(self, f"_{fault.kind}")(fault, slot)
             else:
-                with self._storage.fault(fault.kind, rng, fault.amount):  # type: ignore[attr-defined]
+                with self._storage_spoilt(fault.kind, rng, fault.amount):
                     time.sleep(fault.length_s)
                 what = f"{fault.amount:+g} s" if fault.amount else ""
         except NotDone as error:
@@ -157,8 +158,21 @@ class Nemesis:
         until_s = time.monotonic() - self._start_s
         self.done.append(Done(round(at_s, 3), round(until_s, 3), fault.kind, what, counts))
 
+    @contextmanager
+    def _storage_spoilt(self, kind: str, rng: random.Random, amount: float = 0.0) -> Iterator[None]:
+        """One at a time: a fault that had to wait for its worker may come when the next one is due."""
+        with self._storage_lock:
+            self._must_not_be_over()
+            with self._storage.fault(kind, rng, amount):  # type: ignore[attr-defined]
+                yield
+
+    def _must_not_be_over(self) -> None:
+        if time.monotonic() > self._start_s + self._plan.seconds:
+            raise NotDone("the run was over before its turn came")
+
     # -- faults of workers -------------------------------------------------------------------------------
     def _standing(self, slot: Slot) -> ChaosWorker:
+        self._must_not_be_over()
         if slot.worker is None or not slot.worker.running:
             raise NotDone("the worker had ended by itself")
         return slot.worker
@@ -235,7 +249,7 @@ class Nemesis:
             self._child_of(worker, fault)
             frozen = ExitStack()
             stack.enter_context(frozen)
-            frozen.enter_context(self._storage.fault("storage_frozen", rng, 0.0))  # type: ignore[arg-type]
+            frozen.enter_context(self._storage_spoilt("storage_frozen", rng))
             time.sleep(fault.length_s)
             stopped = self._watch.stop_them(self._watch.children(worker.pid))
             try:
@@ -256,7 +270,7 @@ class Nemesis:
             worker = self._standing(slot)
             self._child_of(worker, fault)
             with ExitStack() as away:
-                away.enter_context(self._storage.fault(kind, rng, 0.0))  # type: ignore[arg-type]
+                away.enter_context(self._storage_spoilt(kind, rng))
                 time.sleep(self._lease_s * fault.length_s)
                 stopped = self._watch.stop_them(self._watch.children(worker.pid))
                 try:

@@ -55,6 +55,10 @@ KINDS_LEAST: Final = 4
 
 DONE: Final = (Status.COMPLETED,)
 DEAD: Final = (Status.DEAD_LETTER,)
+LATE: Final = (
+    Status.DEAD_LETTER,
+    Status.COMPLETED,
+)  # where its process was stopped meanwhile, it may be done
 STOPPED: Final = (Status.COMPLETED, Status.CANCELLED)
 # kind of job -> weight, how it ends. Poison is drawn apart: a few are enough.
 JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
@@ -73,6 +77,11 @@ JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
     "cancelled_early": (3, STOPPED),
     "cancelled_late": (3, STOPPED),
     "expiring": (2, (Status.COMPLETED, Status.EXPIRED)),
+    "timed_out": (3, LATE),
+    "overdue": (2, LATE),
+    "apart": (5, DONE),
+    "stuck": (1, DEAD),
+    "poison_apart": (1, DEAD),
     "batch": (2, DONE),
 }
 LONG: Final = ("long", "deaf")
@@ -220,6 +229,21 @@ def _job(rng: random.Random, at_s: float, kind: str) -> Submission:
             cancel_after_s = lasting(0.3, 1.5)
         case "expiring":
             options["expires_in_seconds"] = lasting(0.05, 3.0)
+        case "timed_out":
+            task, args = "long", (lasting(2.0, 4.0),)
+            options |= {"timeout": lasting(0.2, 0.8), "max_retries": rng.randint(0, 1)}
+        case "overdue":
+            # Its timeout and the grace after that are over long before the one call that it is.
+            task, args = "deaf", (lasting(2.5, 4.0),)
+            options |= {"timeout": lasting(0.2, 0.8), "max_retries": rng.randint(0, 1)}
+        case "apart":
+            task, args = "apart", (lasting(0.05, 1.0),)
+        case "stuck":
+            task, args = "stuck", (30.0,)
+            options |= {"timeout": lasting(0.2, 0.8), "max_retries": 0}
+        case "poison_apart":
+            task, args = "poison_apart", ()  # type: ignore[assignment]
+            options["max_crashes"] = rng.randint(1, 3)
         case "batch":
             batch = rng.randint(5, 20)
         case "poison":
@@ -260,7 +284,7 @@ def _faults(
         while at_s < seconds - 1.0:
             fault = _of_worker(rng, round(at_s, 2), bag.draw(), slot, LEASE_S[storage])
             found.append(fault)
-            at_s += fault.length_s + rng.uniform(4.0, 8.0) * hurry
+            at_s += fault.length_s + rng.uniform(3.0, 6.5) * hurry
     if storage == "replicas":
         found.append(Fault(round(rng.uniform(0.4, 0.6) * seconds, 2), "primary_lost", 0))
     bag = _Bag(rng, of_storage)
@@ -272,7 +296,7 @@ def _faults(
             round(rng.choice((-1, 1)) * rng.uniform(1.0, CLOCK_STEP_MOST_S), 1) if kind == "clock" else 0.0
         )
         found.append(Fault(round(at_s, 2), kind, rng.randrange(slots), length_s, amount))
-        at_s += length_s + rng.uniform(2.5, 5.0) * hurry
+        at_s += length_s + rng.uniform(2.0, 4.0) * hurry
     return tuple(sorted(found, key=lambda fault: fault.at_s))
 
 

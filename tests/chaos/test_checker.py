@@ -400,7 +400,7 @@ LIES: dict[str, tuple[str, Callable[[], History]]] = {
         lambda: replace(
             history(),
             effects=[start(A, 1.0, 10), end(A, 1.5, 10), start(A, 2.0, 20, pid=2), end(A, 3.0, 20, pid=2)],
-            processes=[happened(Happening.GONE, 0.1)],
+            processes=[happened(Happening.GONE, -1.0)],
         ),
     ),
     "a body began after its cancel was answered": (
@@ -460,9 +460,16 @@ def test_a_body_that_died_with_its_process_ended_when_it_was_killed() -> None:
     assert rules(late) == set()
 
 
+def test_a_body_beside_one_that_kills_their_process_ended_with_it() -> None:
+    other = replace(history(), processes=[happened(Happening.GONE, 2.6)])
+    killer = [start(B, 1.0, 5), end(B, 1.5, 5, how=DIES)]
+    assert "overlap" in rules(other)
+    assert "overlap" not in rules(replace(other, effects=[*other.effects, *killer]))
+
+
 def test_a_violation_brings_its_evidence() -> None:
     found = judge(replace(history(), processes=[happened(Happening.GONE, 2.6)])).violations
     [text] = [str(violation) for violation in found if violation.rule == "overlap"]
-    assert "two bodies at once for 0.350 s, tokens 10 and 20" in text
-    assert "start 1.000 to 2.350 (said no end) in w1[1], token 10" in text
+    assert "two bodies at once for 0.600 s, tokens 10 and 20" in text
+    assert "start 1.000 to 2.600 (said no end) in w1[1], token 10" in text
     assert "record: nap COMPLETED life 1 token 20 attempts 1 crashes 1" in text

@@ -18,9 +18,10 @@ from fluxmesh.job import Job, Outcome, Status
 from fluxmesh.middleware import CallNext, JobRun
 from fluxmesh.outcome import End
 from fluxmesh.task import define
+from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.isolated.process import BodyProcess
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, LeaseLapsed
-from fluxmesh.worker.worker import Worker, WorkerEnd
+from fluxmesh.worker.worker import Worker
 from tests.service.isolated_tasks import OWN, lives, registry_of_tasks, told
 from tests.service.log_tap import tapped
 from tests.service.test_worker_outages import Lines

@@ -87,7 +87,7 @@ class Happening(StrEnum):
     """What became of a process."""
 
     KILLED = "killed"  # it was sent SIGKILL
-    GONE = "gone"  # it was seen to have ended
+    GONE = "gone"  # it has ended; at that instant it was seen alive for the last time
     STOPPED = "stopped"
     CONTINUED = "continued"
 

@@ -56,15 +56,16 @@ class Overlaps:
     def _is_excused(self, before: Run, after: Run) -> bool:
         if after.token < before.token:
             return self._was_on_its_way(after)
-        return self._index.lapse_ns(before.pid, before.start_ns, after.start_ns) is not None
+        return self._index.lapse_ns(before.worker, before.start_ns, after.start_ns) is not None
 
     def _was_on_its_way(self, run: Run) -> bool:
         """It was claimed, its process was stopped for longer than its lease, and it begins as that ends."""
         index = self._index
         return any(
             0 <= run.start_ns - stop.end_ns <= _ON_ITS_WAY_NS
-            and index.lapse_ns(run.pid, stop.start_ns, stop.end_ns) is not None
-            for stop in index.stops_of.get(run.pid, ())
+            and index.lapse_ns(run.worker, stop.start_ns, stop.end_ns) is not None
+            for pid in index.pids_of[run.worker]
+            for stop in index.stops_of.get(pid, ())
         )
 
     # -- more than a limit allows ------------------------------------------------------------------------
@@ -97,7 +98,7 @@ class Overlaps:
 
     def _permit_end_ns(self, run: Run) -> float:
         """Until when it held its permit: it loses it with its lease."""
-        lapse_ns = self._index.lapse_ns(run.pid, run.start_ns, run.end_ns)
+        lapse_ns = self._index.lapse_ns(run.worker, run.start_ns, run.end_ns)
         return run.end_ns if lapse_ns is None else max(run.start_ns, lapse_ns)
 
 

@@ -191,9 +191,7 @@ def _has_ground(index: Index, attempt: Attempt) -> bool:
             died = event.what in (Happening.KILLED, Happening.GONE)
             if died and low_ns <= event.at_ns and event.at_ns - SEEN_LATE_NS <= high_ns:
                 return True
-        if index.lapse_ns(pid, low_ns, high_ns) is not None:
-            return True
-    return False
+    return index.lapse_ns(attempt.worker_id, low_ns, high_ns) is not None
 
 
 def a_cancel_is_kept(index: Index) -> Iterator[Violation]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from fluxmesh.job import Job, Status
 from fluxmesh.testing.history import (
+    DIES,
     RETURNED,
     Effect,
     Happening,
@@ -25,8 +26,8 @@ from fluxmesh.testing.history import (
 
 NS: Final = 1_000_000_000
 NEVER_NS: Final = math.inf
-# The end of a process is seen a little later than it is: by a watcher that has to be woken.
-SEEN_LATE_NS: Final = NS // 4
+# Between the last look at a process that was there and its end, and between an end and whoever charges it.
+SEEN_LATE_NS: Final = NS
 # Stops with so little between them count as one: no beat may have come through.
 _BETWEEN_STOPS_NS: Final = NS // 2
 # An asynchronous replica lacks what was written so shortly before its primary died.
@@ -35,8 +36,8 @@ AFTER_LOSS_NS: Final = NS // 2
 
 
 class Run(Struct, frozen=True):
-    """One start of one body. `end_ns`: when it was certainly over; NEVER_NS: it may go on. `how`: as it said
-    itself, or empty if it said nothing."""
+    """One start of one body. `end_ns`: until when it certainly went on; NEVER_NS: it still may. `how`: as it
+    said itself, or empty if it said nothing."""
 
     job: str
     task: str
@@ -82,6 +83,7 @@ class Index:
         self.pids_of: dict[str, set[int]] = defaultdict(set)  # by worker
         for event in history.processes:
             self.pids_of[event.worker].add(event.pid)
+        self._dies_of = {one.pid: one.at_ns for one in history.effects if one.how == DIES}
         self.runs: list[Run] = self._paired()
         self.runs_of: dict[str, list[Run]] = defaultdict(list)
         for run in self.runs:
@@ -112,14 +114,16 @@ class Index:
         return sorted(runs, key=lambda run: run.start_ns)
 
     def _gone_ns(self, start: Effect) -> float:
-        """When the process of a body that said no end was certainly over."""
+        """Until when the process of a body that said no end was certainly there."""
+        dies_ns = self._dies_of.get(start.pid)
+        if dies_ns is not None and dies_ns >= start.at_ns:
+            return dies_ns
         for event in self.events_of.get(start.pid, ()):
-            if event.at_ns < start.at_ns:
-                continue
-            if event.what is Happening.KILLED:
-                return event.at_ns
-            if event.what is Happening.GONE:
-                return max(start.at_ns, event.at_ns - SEEN_LATE_NS)
+            late_ns = SEEN_LATE_NS if event.what is Happening.GONE else 0
+            if event.at_ns < start.at_ns - late_ns:
+                continue  # of an earlier process of that number
+            if event.what in (Happening.KILLED, Happening.GONE):
+                return max(start.at_ns, event.at_ns)
         return NEVER_NS
 
     def _touched(self) -> frozenset[str]:
@@ -144,16 +148,18 @@ class Index:
             return None
         return seconds * NS - self.history.storage_us * 1_000
 
-    def lapse_ns(self, pid: int, low_ns: float, high_ns: float) -> float | None:
-        """The first instant between these two at which the lease of a process may have lapsed, because it had
-        been stopped for so long; None: there is none."""
+    def lapse_ns(self, worker: str, low_ns: float, high_ns: float) -> float | None:
+        """The first instant between these two at which the lease of a worker may have lapsed, because its
+        process had been stopped for so long; None: there is none."""
         # The last beat before a stop may have been sent a beat and a bit earlier.
         patience_ns = (self.history.lease_s - 1.2 * self.history.beat_s) * NS
-        for stop in self.stops_of.get(pid, ()):
-            at = stop.start_ns + patience_ns
-            if at <= stop.end_ns and at <= high_ns and stop.end_ns >= low_ns:
-                return at
-        return None
+        found = [
+            stop.start_ns + patience_ns
+            for pid in self.pids_of.get(worker, ())
+            for stop in self.stops_of.get(pid, ())
+            if stop.start_ns + patience_ns <= min(stop.end_ns, high_ns) and stop.end_ns >= low_ns
+        ]
+        return min(found, default=None)
 
     def violation(self, rule: str, job_id: str, what: str, *evidence: str) -> Violation:
         """With what is known of the job."""
