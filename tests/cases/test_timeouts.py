@@ -60,17 +60,28 @@ def begun_at(lab: Lab, record: Job, task: str) -> float:
     return lab.marks.starts(job=record.id)[0].at + time.time() - time.monotonic()
 
 
+def have_processes(lab: Lab) -> None:
+    """Every slot has had a body: how long its process takes to start is not what is measured."""
+    door = lab.folder / "processes-may-go-on"
+    first = lab.submit_many("hold_apart", [(str(door), "first")] * CONCURRENCY)
+    lab.await_starts(CONCURRENCY, 30, note="first")
+    door.touch()
+    lab.await_ended(first, 20)
+
+
 def four_and_six(site: Site, task: str, arguments: tuple[Any, ...], *, stops: bool) -> None:
     """Four that block, then six quick ones, on two slots."""
     with lab_of(site, task) as lab:
         case = lab.case("C16", body=task, timeout_s=TIMEOUT_S, max_retries=0, concurrency=CONCURRENCY)
         group = lab.worker("w1", *flags_of(task), concurrency=CONCURRENCY)
+        if flags_of(task):
+            have_processes(lab)
         options = {"timeout": TIMEOUT_S, "max_retries": 0}
         blocking = lab.submit_many(task, [(*arguments, f"blocking {n}") for n in range(4)], **options)
         quick = lab.submit_many("tick", [("quick",)] * 6)
         lab.await_starts(1, 10)
         wait_until(lambda: len(lab.marks.starts(note="quick")) == 6, 30, "the quick ones have run")
-        first_at = min(mark.at for mark in lab.marks.starts())
+        first_at = min(mark.at for mark in lab.marks.starts() if mark.note.startswith("blocking"))
         last_quick = max(mark.at for mark in lab.marks.ends(note="quick"))
         case.at_most("quick_done_after_s", last_quick - first_at, QUICK_DONE_S)
 
