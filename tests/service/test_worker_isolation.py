@@ -441,6 +441,23 @@ async def test_a_job_of_several_crashes_that_no_process_can_find_runs_in_its_wor
     assert "is defined inside another" in event["why"]
 
 
+@workshop()
+async def test_nor_does_such_a_job_wait_for_ever_where_no_process_starts(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISOLATED_BROKEN", "yes")
+    equip(shop)
+    path, door = str(shop.path.parent / "marks"), shop.path.parent / "door"
+    door.touch()
+    job_id = await shop.put("until", path, str(door))
+    with shop.back_door() as db:
+        db.execute('update "fluxmesh:job" set crashes = 2')
+    await shop.worker(concurrency=1)
+    job = await shop.ended(job_id, 3 * LIMIT_S)
+    assert (job.status, job.attempts, job.crashes) == (Status.COMPLETED, 1, 2)
+    assert await begun(path) == [os.getpid()]
+
+
 # -- starting and recycling ------------------------------------------------------------------------------
 @workshop()
 async def test_a_task_that_no_other_process_can_find_is_refused_at_the_start(shop: Workshop) -> None:

@@ -21,6 +21,7 @@ from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.runs import Plan, Run
 
 ALONE_FROM_CRASHES: Final = 2  # a job that shared two crashes runs where it can take nobody along
+HOPELESS: Final = 3  # starts that failed in a row
 NO_SOURCE: Final = "this worker was made without a way for another process to find its tasks"
 _log = get_logger("worker")
 
@@ -86,6 +87,8 @@ class Isolation:
     def alone(self, plan: Plan, task: str) -> Plan:
         """The plan for a job that has been in too many crashes: in a process that runs nothing else."""
         why = obstacle(self._source, task)
+        if why is None and not plan.isolated and self._pool is not None and self._pool.failures >= HOPELESS:
+            why = "processes do not start"  # it can run without one, and must not wait for ever
         if why is not None:
             _log.warning("job of several crashes runs in its worker", task=task, why=why)
             return plan

@@ -34,7 +34,7 @@ class BodyPool:
     Bodies wait in their order for whatever process is free first. For one that does not stop when told to,
     another is started before it is killed: so many more than `most` there may be. A process that does not
     start costs its job nothing: the job that has waited longest goes back, and the next start waits, longer
-    each time. Everything is called on the loop.
+    each time. `failures`: so many in a row. Everything is called on the loop.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BodyPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._shut: asyncio.Future[None] = loop.create_future()  # ends the rests
-        self._failures = 0
+        self.failures = 0
         self._failed_at = float("-inf")
 
     @property
@@ -120,7 +120,7 @@ class BodyPool:
     def _after(self, call: IsolatedCall, process: BodyProcess) -> None:
         self._doubted.discard(call)
         if call.started:
-            self._failures = 0
+            self.failures = 0
         elif not process.lives:
             self._note_failure()
         if process in self._members and process.lives:
@@ -141,7 +141,7 @@ class BodyPool:
     def _start_lacking(self) -> None:
         wanted = len(self._waiting) + len(self._doubted)
         lacking = wanted - self._starting - len(self._idle if self._doubted else ())
-        if self._warm and not (self._members or self._starting or self._failures):
+        if self._warm and not (self._members or self._starting or self.failures):
             lacking = max(lacking, 1)
         for _ in range(min(lacking, STARTS_AT_ONCE - self._starting)):
             if len(self._members) + self._starting >= self._most + len(self._doubted):
@@ -170,8 +170,8 @@ class BodyPool:
         self._match()
 
     async def _started(self) -> BodyProcess | None:
-        rest_s = self._failed_at + restart_delay_s(self._failures) - self._loop.time()
-        if self._failures and rest_s > 0:
+        rest_s = self._failed_at + restart_delay_s(self.failures) - self._loop.time()
+        if self.failures and rest_s > 0:
             await asyncio.wait((self._shut,), timeout=rest_s)
         if self._closed:
             return None
@@ -198,7 +198,7 @@ class BodyPool:
         return None
 
     def _note_failure(self) -> None:
-        self._failures += 1
+        self.failures += 1
         self._failed_at = self._loop.time()
 
     def _failed(self, began: float, hindrance: str) -> None:
@@ -206,7 +206,7 @@ class BodyPool:
         if not self._closed:
             if began >= self._failed_at:
                 self._note_failure()
-            next_s = restart_delay_s(self._failures)
+            next_s = restart_delay_s(self.failures)
             _log.error("body process cannot start", error=hindrance, next_try_s=next_s)
 
     def _retire(self, process: BodyProcess) -> None:
