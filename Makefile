@@ -3,9 +3,13 @@
 PYTHON := .venv/bin/python
 DIR ?=
 PYTEST_ARGS ?=
+SEEDS ?=
+STORAGE ?=
+SECONDS ?=
+MUTANTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: setup services demo test cases bench lint format clean help
+.PHONY: setup services demo test slow cases chaos bench lint format clean help
 
 setup: ## make .venv and install the project with its tools (fast when nothing changed)
 	@sh scripts/setup.sh
@@ -19,11 +23,18 @@ demo: setup ## show the life of real jobs in a few seconds (DIR=path: on the fil
 test: setup services ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
 	@sh scripts/test.sh $(PYTEST_ARGS)
 
+slow: setup services ## the tests outside tests/cases that `make test` leaves out, because they take minutes
+	$(PYTHON) -m pytest -m slow tests --ignore=tests/cases $(PYTEST_ARGS)
+
 cases: setup services ## the failure cases at their full waiting times, on every storage, and the table of docs/cases.md
 	@mkdir -p build && rm -f build/cases.jsonl
 	FLUXMESH_TEST_CASES=full FLUXMESH_TEST_CASE_LINES=$(CURDIR)/build/cases.jsonl \
 		$(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md)
+
+chaos: setup services ## real workers under faults, judged (SEEDS=1-20 STORAGE=redis SECONDS=60; MUTANTS=1: can the judge fail?)
+	$(PYTHON) -m tests.chaos $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STORAGE),--storage $(STORAGE)) \
+		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants $(filter-out 1,$(MUTANTS)))
 
 bench: setup services ## measure, and print the figures as ratios to the floor
 	$(PYTHON) -m benchmarks.run_benchmark --storage sqlite,redis

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -85,3 +86,11 @@ class Server:
             self.process.send_signal(signal.SIGCONT)  # one that a test has stopped cannot end
             self.process.terminate()
             self.process.wait(UP_S)
+
+
+@pytest.fixture(scope="module", name="server")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests of a module that imports this; each leaves it running and set up as it was."""
+    server = Server(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()

@@ -78,6 +78,8 @@ class TaskOptions(JobFields, total=False):
     rate_limit: str | None
     max_concurrent: int | None
     on_lease_lost: str | None
+    isolation: str | None
+    memory_limit_mb: int | None
 
 
 class SubmitOptions(JobFields, total=False):

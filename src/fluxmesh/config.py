@@ -44,6 +44,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grace_s: Annotated[float, Meta(ge=0, le=86_400)] = 8.0
     hard_grace_s: Annotated[float, Meta(ge=0, le=3_600)] = 1.0
     retire_after_s: Annotated[float, Meta(ge=0, le=3_600)] = 30.0
+    stall_limit_s: Annotated[float, Meta(ge=2, le=86_400)] = 300.0  # a process that gives no sign is given up
+    keeper: bool = True  # a small process beside a worker inside a program keeps its lease
     timeout_s: Seconds = 300.0
     rest_timeout_s: Seconds = 60.0  # for a job submitted through REST whose task sets no timeout
     max_retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
@@ -59,6 +61,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 8
     scheduler_batch_size: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = BATCH_MAX
     on_lease_lost: Literal["continue", "cancel"] = "continue"
+    recycle_after_jobs: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1_000  # of a body process; 0 = never
+    recycle_above_mb: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0  # of memory at a job's end; 0 = never
     proof_of_death: bool = True
     webhook_allow_private: bool = False  # webhook_delivery may POST to private and loopback addresses
     token: str | None = None  # bearer tokens of the server, separated by commas

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from fluxmesh.calls import AsyncTask, BoundTask, SubmitOptions, Task, TaskDecorator, TaskOptions, defined
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import Settings, load_settings, telling_arguments
-from fluxmesh.errors import AppImportFailed, InvalidOption, UsageError, masked
+from fluxmesh.errors import AppImportFailed, InvalidOption, masked
 from fluxmesh.handle import JobHandle, not_found
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import TIERS, Job
@@ -56,9 +56,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-_loading: list[str] = []  # modules that load_app is importing now
 
 
 class Queue:
@@ -134,7 +131,9 @@ class Queue:
     ) -> TaskDecorator | Task[..., Any] | AsyncTask[..., Any]:
         """Make a task of a function: `@queue.task` or `@queue.task(priority="high", timeout=30)`.
 
-        Options are the submission fields, rate_limit ("10/s"), max_concurrent and on_lease_lost; `name` is
+        Options are the submission fields, rate_limit ("10/s"), max_concurrent, on_lease_lost, isolation
+        ("process": the body runs in a process of its own, which can be killed) and memory_limit_mb of that
+        process (MB of 2**20 bytes; a body above it is killed, which counts as a crash); `name` is
         module.function by default. Raises InvalidOption and names the option, DuplicateTask."""
         decorator = TaskDecorator(self._link, self.registry, name, options)
         return decorator if function is None else decorator(function)
@@ -265,12 +264,12 @@ class Queue:
 
         `queues`: names, or tier names alone (`["critical", "high"]`), which mean these tiers of the default
         queue. `reserve`: slots kept free for a tier. What is left out is as the settings say."""
-        from fluxmesh.running import WorkerHandle
+        from fluxmesh.running import WorkerHandle, keeper_for
 
         make, name = self._worker_maker(
             queues, tiers, concurrency, reserve, grace_s, worker_id, on_lease_lost
         )
-        return WorkerHandle(make, name)
+        return WorkerHandle(make, name, keeper_for(self.url, self.settings, self._clock))
 
     def run_worker(
         self,
@@ -285,15 +284,11 @@ class Queue:
     ) -> WorkerEnd:
         """Run a worker in this thread until SIGTERM or SIGINT: the first drains it, the second hurries it.
         Options as for `worker`. Raises WorkerRetired, WorkerFenced, StorageError."""
-        from fluxmesh.running import run_until_signal
+        from fluxmesh.running import keeper_for, refuse_while_loading, run_until_signal
 
-        if _loading:
-            raise UsageError(
-                f"run_worker() is called while {_loading[-1]!r} is imported for a worker",
-                hint='put the call under `if __name__ == "__main__":`',
-            )
+        refuse_while_loading()
         make, _ = self._worker_maker(queues, tiers, concurrency, reserve, grace_s, worker_id, on_lease_lost)
-        return run_until_signal(make)
+        return run_until_signal(make, keeper_for(self.url, self.settings, self._clock))
 
     def _worker_maker(
         self,
@@ -307,6 +302,7 @@ class Queue:
         observer: Observer | None = None,
     ) -> tuple[Callable[[], Worker], str]:
         """Options checked now, so that a mistake is seen where it was made."""
+        from fluxmesh.bodies import source_of_registry
         from fluxmesh.worker.worker import Worker, WorkerConfig
 
         names, served = split_queues(queues)
@@ -346,6 +342,7 @@ class Queue:
                 settings=settings,
                 config=config,
                 clock=clock,
+                source=source_of_registry(self.registry),
                 observer=observer,
             )
 
@@ -456,6 +453,8 @@ def _as_given(settings: Settings) -> dict[str, Any]:
 
 def load_app(text: str) -> Queue:
     """The Queue that "module:name" means, the working directory searched first. Raises AppImportFailed."""
+    from fluxmesh.running import loading
+
     module_name, found, attribute = text.partition(":")
     if not found or not module_name or not attribute:
         hint = (
@@ -464,9 +463,9 @@ def load_app(text: str) -> Queue:
         raise AppImportFailed(f"{text[:200]!r} is not module:queue", hint=hint)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    _loading.append(module_name)
     try:
-        value: Any = importlib.import_module(module_name)
+        with loading(module_name):
+            value: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {error}"
         hint = "run it in the folder where the module lies, or set PYTHONPATH"
@@ -475,8 +474,6 @@ def load_app(text: str) -> Queue:
         elif not (isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))):
             hint = f"`python -c 'import {module_name}'` shows where"
         raise AppImportFailed(f"the module {module_name!r} cannot be imported: {what}", hint=hint) from error
-    finally:
-        _loading.pop()
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise AppImportFailed(

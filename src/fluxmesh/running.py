@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -20,10 +21,44 @@ from fluxmesh.errors import UsageError, WaitTimeout, WorkerFenced, WorkerRetired
 from fluxmesh.outcome import checked_delay_s
 
 if TYPE_CHECKING:
+    from fluxmesh.clock import Clock
+    from fluxmesh.config import Settings
+    from fluxmesh.worker.keeper_process import KeeperProcess
     from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import Worker, WorkerEnd
 
 EXIT_BUDGET_S: Final = 1.5
+_loading: list[str] = []  # modules that are being imported for a worker now
+
+
+@contextlib.contextmanager
+def loading(module: str) -> Iterator[None]:
+    """While a module is imported for a worker, it must not start one itself."""
+    _loading.append(module)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
+def refuse_while_loading() -> None:
+    """Raises UsageError for a worker that a module starts while it is imported for one."""
+    if _loading:
+        raise UsageError(
+            f"run_worker() is called while {_loading[-1]!r} is imported for a worker",
+            hint='put the call under `if __name__ == "__main__":`',
+        )
+
+
+def keeper_for(url: str, settings: Settings, clock: Clock | None) -> KeeperProcess | None:
+    """What will keep the lease of a worker in this program while a body lets it say nothing
+    (worker/keeper.py). None: it is switched off, or the storage or the clock lives in this process alone."""
+    from fluxmesh.clock import SystemClock
+    from fluxmesh.worker.keeper_process import KeeperProcess
+
+    shared = not url.startswith("memory:") and (clock is None or isinstance(clock, SystemClock))
+    possible = settings.keeper and shared and os.name == "posix" and bool(sys.executable)
+    return KeeperProcess(url, settings) if possible else None
 
 
 class WorkerHandle:
@@ -32,9 +67,12 @@ class WorkerHandle:
     The async verbs are under `aio`, to be awaited on any loop. At the interpreter's end a worker that is
     still running is hurried, as by a second signal."""
 
-    def __init__(self, make: Callable[[], Worker], worker_id: str) -> None:
+    def __init__(
+        self, make: Callable[[], Worker], worker_id: str, keeper: KeeperProcess | None = None
+    ) -> None:
         self.worker_id: Final = worker_id
         self._make = make
+        self._keeper = keeper
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._started: Future[None] = Future()
@@ -103,12 +141,14 @@ class WorkerHandle:
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
         worker = self._worker = self._make()
-        await worker.start()
-        self._started.set_result(None)
-        end = await worker.wait()
-        await asyncio.gather(*self._stops, return_exceptions=True)
-        self._ended.set_result(end)
-        await worker.gone()
+        with _kept(self._keeper, worker) as keep:
+            await worker.start()
+            keep()
+            self._started.set_result(None)
+            end = await worker.wait()
+            await asyncio.gather(*self._stops, return_exceptions=True)
+            self._ended.set_result(end)
+            await worker.gone()
 
     def _drain(self, grace: float | None) -> Future[WorkerEnd] | None:
         """Ask for the end; None if there was no start."""
@@ -170,7 +210,22 @@ def _still_runs(worker_id: str, timeout: float | None) -> WaitTimeout:
     return WaitTimeout(f"worker {worker_id!r} still runs after {timeout:g} s", hint="stop() ends it")
 
 
-def run_until_signal(make: Callable[[], Worker]) -> WorkerEnd:
+@contextlib.contextmanager
+def _kept(keeper: KeeperProcess | None, worker: Worker) -> Iterator[Callable[[], None]]:
+    """Around the life of a worker: what is yielded is called when it has started. A worker that ends with
+    bodies left is kept until they have ended, which its keeper sees by itself."""
+    if keeper is None:
+        yield lambda: None
+        return
+    keeper.begin(worker)
+    try:
+        yield keeper.start
+    finally:
+        if not worker.left_running:
+            keeper.close()
+
+
+def run_until_signal(make: Callable[[], Worker], keeper: KeeperProcess | None = None) -> WorkerEnd:
     """Run a worker in this thread until it ends. In the main thread the first SIGTERM or SIGINT drains it
     and the second one hurries it.
 
@@ -187,7 +242,7 @@ def run_until_signal(make: Callable[[], Worker]) -> WorkerEnd:
     runner = asyncio.Runner()
     left_running = 0
     try:
-        end, left_running = runner.run(_until_signal(make))
+        end, left_running = runner.run(_until_signal(make, keeper))
     finally:
         if not left_running:
             # Else closing the loop would wait for an async body that swallows its cancellation.
@@ -207,7 +262,7 @@ def run_until_signal(make: Callable[[], Worker]) -> WorkerEnd:
             return end
 
 
-async def _until_signal(make: Callable[[], Worker]) -> tuple[WorkerEnd, int]:
+async def _until_signal(make: Callable[[], Worker], keeper: KeeperProcess | None) -> tuple[WorkerEnd, int]:
     """How the worker ended, and how many bodies it left."""
     from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import WorkerEnd
@@ -223,9 +278,10 @@ async def _until_signal(make: Callable[[], Worker]) -> tuple[WorkerEnd, int]:
         else:
             starting.cancel()
 
-    with _handling(StopSignals(stop, worker.stop_now, gap_s=0)):
+    with _handling(StopSignals(stop, worker.stop_now, gap_s=0)), _kept(keeper, worker) as keep:
         try:
             await starting
+            keep()
         except asyncio.CancelledError:
             return WorkerEnd.STOPPED, 0
         end = await worker.wait()

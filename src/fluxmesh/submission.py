@@ -87,7 +87,7 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 FIELDS: Final = tuple(Submission.__struct_fields__)
 _ALIASES: Final = {"timeout": "timeout_seconds", "delay": "delay_seconds", "expires_in": "expires_in_seconds"}
-TASK_ONLY: Final = ("rate_limit", "max_concurrent", "on_lease_lost")
+TASK_ONLY: Final = ("rate_limit", "max_concurrent", "on_lease_lost", "isolation", "memory_limit_mb")
 OPTION_FIELDS: Final = frozenset(FIELDS) - {"task", "args", "kwargs"} | frozenset(_ALIASES)
 
 

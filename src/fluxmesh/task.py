@@ -34,6 +34,10 @@ from fluxmesh.submission import (
 )
 
 _PER_JOB: Final = frozenset({"id", "idempotency_key", "run_at"})
+MAIN_NAMES: Final = ("__main__", "__mp_main__")  # the second: in a process beside the program's own
+NONE: Final = "none"
+PROCESS: Final = "process"
+LEAST_MEMORY_MB: Final = 32  # an interpreter with FluxMesh weighs not much less
 _BETWEEN_NAMES: Final = re.compile(r"[\s|\[\],'\"]+")
 
 
@@ -48,6 +52,8 @@ class TaskDefinition(Struct, frozen=True):
     spec: TaskSpec
     fields: Mapping[str, Any]
     on_lease_lost: str | None = None
+    isolation: str = NONE
+    memory_limit_mb: int | None = None
 
 
 def _context_parameter(function: Callable[..., Any]) -> str | None:
@@ -70,16 +76,16 @@ def _means_context(note: Any) -> bool:
 
 def task_name(function: Callable[..., Any]) -> str:
     """The default name: module.function. A module that is run as a program counts by its own name, by which
-    workers import it."""
-    module = _main_name() if function.__module__ == "__main__" else function.__module__
-    return f"{module}.{function.__qualname__}".replace(".<locals>", "")
+    workers import it, and a package by the package's."""
+    module = _main_name() if function.__module__ in MAIN_NAMES else function.__module__
+    return f"{module.removesuffix('.__main__')}.{function.__qualname__}".replace(".<locals>", "")
 
 
 def _main_name() -> str:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:  # python -m package.module
-        return str(spec.name).removesuffix(".__main__")
+        return str(spec.name)
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else "__main__"
 
@@ -102,6 +108,7 @@ def define(function: Callable[..., Any], name: str | None, options: Mapping[str,
         raise InvalidOption(
             "on_lease_lost", f"{own['on_lease_lost']!r} is unknown", hint="continue or cancel"
         )
+    isolation, memory_limit_mb = _checked_isolation(own)
     spec = TaskSpec(
         full,
         checked_queue(fields["queue"]) if "queue" in fields else None,
@@ -120,7 +127,23 @@ def define(function: Callable[..., Any], name: str | None, options: Mapping[str,
         spec=spec,
         fields=fields,
         on_lease_lost=own.get("on_lease_lost"),
+        isolation=isolation,
+        memory_limit_mb=memory_limit_mb,
     )
+
+
+def _checked_isolation(own: Mapping[str, Any]) -> tuple[str, int | None]:
+    isolation = NONE if own.get("isolation") is None else own["isolation"]
+    if isolation not in (NONE, PROCESS):
+        raise InvalidOption("isolation", f"{isolation!r} is unknown", hint="none or process")
+    limit_mb = own.get("memory_limit_mb")
+    if limit_mb is None:
+        return isolation, None
+    if isolation != PROCESS:
+        raise InvalidOption(
+            "memory_limit_mb", "a body that shares its process has no limit", hint='isolation="process"'
+        )
+    return isolation, checked_int("memory_limit_mb", limit_mb, LEAST_MEMORY_MB, 1_000_000_000)
 
 
 class TaskRegistry:

@@ -7,6 +7,7 @@ to the process afterwards. See marks.py for what stands in it.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import sys
@@ -216,3 +217,38 @@ async def adeaf(seconds: float, note: str = "", ctx: Context = None) -> str:
             except BaseException:
                 continue
     return note
+
+
+# -- bodies that hold up more than themselves (C03) --------------------------------------------------------
+_holding_the_interpreter = ctypes.PyDLL(None)
+
+
+@queue.task(name="grip")
+def grip(seconds: int, note: str = "", ctx: Context = None) -> str:
+    """One call into C that holds the interpreter: no other thread of the process runs meanwhile."""
+    with run_marked(ctx, note):
+        _holding_the_interpreter.sleep(seconds)
+    return note
+
+
+@queue.task(name="agrip")
+async def agrip(seconds: int, note: str = "", ctx: Context = None) -> str:
+    """The same on the loop."""
+    with run_marked(ctx, note):
+        _holding_the_interpreter.sleep(seconds)
+    return note
+
+
+@queue.task(name="ablock")
+async def ablock(seconds: float, note: str = "", ctx: Context = None) -> str:
+    """A blocking call on the loop."""
+    with run_marked(ctx, note):
+        time.sleep(seconds)  # noqa: ASYNC251 - the fault at hand
+    return note
+
+
+@queue.task(name="aspin")
+async def aspin(note: str = "", ctx: Context = None) -> None:
+    with run_marked(ctx, note):
+        while True:
+            pass

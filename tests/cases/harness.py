@@ -162,11 +162,11 @@ class Lab:
         self.await_workers(group)
         return group
 
-    def standby(self, worker_id: str, *flags: str, concurrency: int = 4) -> WorkerGroup:
+    def standby(self, worker_id: str, *flags: str, concurrency: int = 4, **settings: Any) -> WorkerGroup:
         """Start `fluxmesh worker` up to the instant before it opens its storage: it begins at `let_in`,
         however long a process takes to start on a busy machine."""
         gate = self.folder / f"gate-of-{worker_id}"
-        env = {**self.env(), GATE_ENV: str(gate)}
+        env = {**self.env(**settings), GATE_ENV: str(gate)}
         group = WorkerGroup(worker_id, flags, concurrency=concurrency, env=env, folder=self.folder)
         self.groups.append(group)
         reached = gate.with_name(f"{gate.name}.reached")

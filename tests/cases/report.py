@@ -14,6 +14,7 @@ LINES: Final[list[str]] = []  # of this session
 TITLES: Final = {
     "C01": "worker killed in the middle",
     "C02": "healthy job far longer than the lease",
+    "C03": "blocking call inside an async job",
     "C04": "frozen worker wakes up; concurrency key of 1",
     "C05": "bookkeeping lost",
     "C06": "one bad message must not hurt the batch",
@@ -22,6 +23,7 @@ TITLES: Final = {
     "C12": "many delayed jobs",
     "C13": "long job must not sit on short ones",
     "C14": "urgent job overtakes the backlog",
+    "C15": "poison pill",
     "C16": "timeout must give the slot back",
     "C17": "SIGTERM during a deploy",
     "C18": "cancel in awkward moments",
@@ -31,11 +33,14 @@ TITLES: Final = {
     "C22b": "full memory",
     "C22c": "a server that throws keys away",
     "C24": "worker with a wrong clock",
+    "P5": "innocent job beside two killers",
     "crowd": "many processes on one storage",
     "death": "killed beside an idle worker",
     "sigterm": "many SIGTERMs under load",
+    "held": "a process that cannot say that it lives",
     "away": "storage away: killed, flapping, frozen, locked",
     "outage": "storage out of reach, clock stepped",
+    "stall": "a body that does not end in its time",
 }
 
 FULL: Final = os.environ.get(FULL_ENV) == "full"
@@ -64,6 +69,10 @@ class Case:
     def at_most(self, what: str, measured: float, bound: float) -> None:
         """Note a figure that must not be greater than its bound; judged in `close`."""
         self._note(what, round(measured, 3), f"<= {bound:g}", holds=measured <= bound)
+
+    def at_least(self, what: str, measured: float, bound: float) -> None:
+        """The same for a figure that must not be smaller."""
+        self._note(what, round(measured, 3), f">= {bound:g}", holds=measured >= bound)
 
     def equal(self, what: str, measured: Any, expected: Any) -> None:
         """Note something that must be just so; judged in `close`."""

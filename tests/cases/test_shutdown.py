@@ -9,12 +9,14 @@ import os
 import time
 
 from fluxmesh.handle import JobHandle
-from fluxmesh.job import Outcome
+from fluxmesh.job import Outcome, Status
+from fluxmesh.storage.values import Cancelled
 from fluxmesh.worker.signals import TELLING_GAP_S
 from tests.cases.beside import beside
 from tests.cases.harness import GRACE_S, Lab, Site, wait_until
+from tests.cases.marks import lives
 from tests.cases.report import Case
-from tests.cases.workers import WorkerGroup
+from tests.cases.workers import APART, WorkerGroup
 
 STOPPABLE, UNSTOPPABLE = "until", "stick"  # an async body, and one blocking call on a thread
 
@@ -129,6 +131,32 @@ def test_c17_a_worker_that_is_told_to_stop_drains(site: Site) -> None:
 @beside
 def test_c17_a_body_that_cannot_be_stopped_is_handed_back_by_the_end_of_its_process(site: Site) -> None:
     drained(site, UNSTOPPABLE)
+
+
+# -- C18 -------------------------------------------------------------------------------------------------
+STOPS_WITHIN_S = 2.0
+HARD_GRACE_S = 1.0
+
+
+@beside
+def test_c18_a_process_that_ignores_sigterm_is_killed(site: Site) -> None:
+    with site.lab(hard_grace_s=HARD_GRACE_S) as lab:
+        case = lab.case("C18", variants="e", hard_grace_s=HARD_GRACE_S)
+        group = lab.worker("w1", *APART, concurrency=2)
+        [before] = lab.members(group)
+        running = lab.submit("ignoring_apart", 600.0, "deaf")
+        [start] = lab.await_starts(1, 20, note="deaf")
+        asked_at = time.monotonic()
+        case.equal("answer", running.cancel(), Cancelled.REQUESTED)
+        lab.await_ended([running], 20)
+        case.at_most("cancelled_after_s", time.monotonic() - asked_at, HARD_GRACE_S + STOPS_WITHIN_S)
+        case.equal("status", running.status, Status.CANCELLED)
+        case.equal("outcomes", lab.outcomes(running), [Outcome.CANCELLED])
+        case.equal("its_process_lives", lives(start.pid), False)
+        more = lab.submit_many("tick_apart", [("more",)] * 20)
+        lab.await_ended(more, 20)
+        case.equal("worker_is_the_same", [row.pid for row in lab.members(group)], [before.pid])
+        lab.close(case)
 
 
 def test_c17_a_second_signal_ends_it_within_a_second(site: Site) -> None:

@@ -10,6 +10,7 @@ from fluxmesh.job import Job, Outcome, Status
 from tests.cases.beside import beside
 from tests.cases.harness import Lab, Site, together, wait_until
 from tests.cases.report import scaled
+from tests.cases.workers import APART
 
 CONCURRENCY: Final = 2
 TIMEOUT_S: Final = scaled(2)
@@ -22,6 +23,13 @@ QUICK_DONE_S: Final = 12.0
 RETRIES: Final = 2
 
 STOPPABLE: Final[dict[str, tuple[Any, ...]]] = {"anap": (FOR_EVER_S,), "doze": (FOR_EVER_S,), "spin": ()}
+BODIES_APART: Final[dict[str, tuple[Any, ...]]] = {
+    "nap_apart": (FOR_EVER_S,),
+    "anap_apart": (FOR_EVER_S,),
+    "deaf_apart": (FOR_EVER_S,),
+    "blocking_apart": (FOR_EVER_S,),
+    "spin_apart": (),
+}
 UNSTOPPABLE: Final[dict[str, tuple[Any, ...]]] = {
     "nap": (FOR_EVER_S,),
     "deaf": (FOR_EVER_S,),
@@ -38,11 +46,23 @@ def noted(record: Job) -> bool:
     return record.timed_out or record.attempts > 0
 
 
+def flags_of(task: str) -> tuple[str, ...]:
+    return APART if task in BODIES_APART else ()
+
+
+def begun_at(lab: Lab, record: Job, task: str) -> float:
+    """The wall time from which its timeout counts. A body may wait for its process to start, and its timeout
+    with it, though storage has the job as running."""
+    if task not in BODIES_APART:
+        return record.started_at
+    return lab.marks.starts(job=record.id)[0].at + time.time() - time.monotonic()
+
+
 def four_and_six(site: Site, task: str, arguments: tuple[Any, ...], *, stops: bool) -> None:
     """Four that block, then six quick ones, on two slots."""
     with lab_of(site, task) as lab:
         case = lab.case("C16", body=task, timeout_s=TIMEOUT_S, max_retries=0, concurrency=CONCURRENCY)
-        group = lab.worker("w1", concurrency=CONCURRENCY)
+        group = lab.worker("w1", *flags_of(task), concurrency=CONCURRENCY)
         options = {"timeout": TIMEOUT_S, "max_retries": 0}
         blocking = lab.submit_many(task, [(*arguments, f"blocking {n}") for n in range(4)], **options)
         quick = lab.submit_many("tick", [("quick",)] * 6)
@@ -54,7 +74,7 @@ def four_and_six(site: Site, task: str, arguments: tuple[Any, ...], *, stops: bo
 
         lab.await_ended([*blocking, *quick], REPLACED_S + 20)
         ended = [lab.now(job) for job in blocking]
-        times = [record.completed_at - record.started_at for record in ended]
+        times = [record.completed_at - begun_at(lab, record, task) for record in ended]
         bound = TIMEOUT_S + HARD_GRACE_S + NOTICED_S if stops else REPLACED_S
         case.at_most("terminal_after_s", max(times), bound)
         case.equal("reasons", {record.reason for record in ended}, {"timeout"})
@@ -74,7 +94,7 @@ def shown_timed_out(site: Site, task: str, arguments: tuple[Any, ...], *, retrie
     """A body that cannot be stopped is shown as timed out, keeps its job, and is never joined by another."""
     with lab_of(site, task) as lab:
         case = lab.case("C16", body=task, timeout_s=TIMEOUT_S, max_retries=retries, concurrency=CONCURRENCY)
-        lab.worker("w1", concurrency=CONCURRENCY)
+        lab.worker("w1", *flags_of(task), concurrency=CONCURRENCY)
         job = lab.submit(
             task,
             *arguments,
@@ -135,6 +155,14 @@ def test_c16_with_retries_two_bodies_of_one_job_never_overlap(site: Site) -> Non
 @beside
 def test_c16_a_body_that_ends_late_ends_only_itself(site: Site) -> None:
     ends_late(site)
+
+
+def test_c16_bodies_in_processes_are_timeouts_at_once_whatever_they_do(site: Site) -> None:
+    each(BODIES_APART, lambda task, args: four_and_six(site, task, args, stops=True))
+
+
+def test_c16_in_processes_two_bodies_of_one_job_never_overlap(site: Site) -> None:
+    each(BODIES_APART, lambda task, args: shown_timed_out(site, task, args, retries=RETRIES))
 
 
 def test_c16_bodies_that_can_be_stopped_are_timeouts_at_once(site: Site) -> None:

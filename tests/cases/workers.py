@@ -15,6 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 APP: Final = "tests.cases.app:queue"
+APART: Final = ("--app", "tests.cases.isolated_app:queue")  # flags of a worker that isolates bodies
 _LISTENS: Final = re.compile(r"^server: (http://\S+) ", re.MULTILINE)
 _GONE_S: Final = 10.0
 _PR_SET_CHILD_SUBREAPER: Final = 36

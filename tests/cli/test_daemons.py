@@ -20,6 +20,7 @@ from tests.cli.harness import (
     environment,
     make_database,
     run,
+    run_here,
     show,
     submit,
     wait_until,
@@ -111,7 +112,7 @@ def test_tier_names_as_queues_mean_tiers_and_are_echoed(url: str, tmp_path: Path
     with worker(url, tmp_path, "--queues", "critical,high", "--id", "w", "--concurrency", "3") as running:
         assert "worker w: tiers critical, high of queue default" in running.err
         assert "mean --tiers" in running.err
-        (info,) = run("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
+        (info,) = run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
         assert (info["worker_id"], info["queues"], info["tiers"]) == ("w", ["default"], [0, 1])
         assert info["capacity"] == 3
         assert running.end() == 0
@@ -122,12 +123,12 @@ def test_processes_have_ids_of_their_own_and_serve_the_queues_that_were_named(
 ) -> None:
     flags = ("--queues", "mail", "--queues", "default", "--tiers", "low,0", "--reserve", "critical=2")
     with worker(url, tmp_path, *flags, "--id", "w", "--processes", "2") as running:
-        infos = run("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
+        infos = run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
         assert sorted(info["worker_id"] for info in infos) == ["w.0", "w.1"]
         assert all((info["queues"], info["tiers"]) == (["mail", "default"], [0, 3]) for info in infos)
         assert "tiers critical, low of queues mail, default, 2 slots kept for critical" in running.err
         assert running.end() == 0
-        assert run("workers", "--url", url, "--json", cwd=tmp_path).document["items"] == []
+        assert run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"] == []
 
 
 def test_logs_of_a_worker_are_json_lines_if_asked_for(url: str, tmp_path: Path) -> None:
@@ -173,11 +174,11 @@ def test_an_app_brings_its_tasks_and_its_storage(tmp_path: Path) -> None:
         running.until("worker ready")
         assert f"storage: {url} " in running.err
         job_id = submit(url, tmp_path, "pid")
-        assert run("jobs", "wait", job_id, "--url", url, cwd=tmp_path).code == 0
-        (info,) = run("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
+        assert run_here("jobs", "wait", job_id, "--url", url, cwd=tmp_path).code == 0
+        (info,) = run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
         assert show(url, tmp_path, job_id)["result"] == info["pid"] != running.process.pid
         unknown = submit(url, tmp_path, "file_digest", "--args", '["app.py"]')
-        assert run("jobs", "wait", unknown, "--url", url, "--timeout", "0.5", cwd=tmp_path).code == 124
+        assert run_here("jobs", "wait", unknown, "--url", url, "--timeout", "0.5", cwd=tmp_path).code == 124
         assert running.end() == 0
     assert not (tmp_path / "fluxmesh.db").exists()
 
@@ -187,8 +188,8 @@ def test_an_app_without_a_storage_takes_the_one_of_the_flag(url: str, tmp_path: 
     with worker(url, tmp_path, "--app", "app:queue", "--builtins") as running:
         for task, args in (("pid", "[]"), ("file_digest", '["/etc/hostname"]')):
             job_id = submit(url, tmp_path, task, "--args", args)
-            assert run("jobs", "wait", job_id, "--url", url, cwd=tmp_path).code == 0
-        (info,) = run("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
+            assert run_here("jobs", "wait", job_id, "--url", url, cwd=tmp_path).code == 0
+        (info,) = run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
         line = Path(f"/proc/{info['pid']}/cmdline").read_text()
         assert "fluxmesh.cli.child" in line
         assert "sqlite:" not in line  # nor a password
@@ -253,19 +254,19 @@ def test_a_body_that_reads_standard_input_finds_it_empty(url: str, tmp_path: Pat
     (tmp_path / "app.py").write_text(source)
     with worker(url, tmp_path, "--app", "app:queue") as running:
         job_id = submit(url, tmp_path, "read")
-        assert run("jobs", "wait", job_id, "--url", url, "--timeout", "20", cwd=tmp_path).out == '""\n'
+        assert run_here("jobs", "wait", job_id, "--url", url, "--timeout", "20", cwd=tmp_path).out == '""\n'
         assert running.end() == 0
 
 
 def test_children_end_when_their_supervisor_is_killed(url: str, tmp_path: Path) -> None:
     with worker(url, tmp_path, "--processes", "2") as running:
-        infos = run("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
+        infos = run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"]
         handles = [os.pidfd_open(info["pid"]) for info in infos]
         os.kill(running.process.pid, signal.SIGKILL)
         for handle in handles:
             assert select.select([handle], [], [], 20)[0]
             os.close(handle)
-        assert run("workers", "--url", url, "--json", cwd=tmp_path).document["items"] == []
+        assert run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"] == []
 
 
 @pytest.mark.parametrize(

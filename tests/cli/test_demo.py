@@ -17,7 +17,7 @@ from fluxmesh.cli.demo.figures import place_of, tier_figures
 from fluxmesh.cli.demo.files import OWN_SOURCES, gather
 from fluxmesh.config import Settings
 from fluxmesh.job import Job, Status
-from tests.cli.harness import FLUXMESH, Done, environment, listed, make_database, run
+from tests.cli.harness import FLUXMESH, Done, environment, listed, make_database, run, run_here
 
 
 def demo(tmp_path: Path, *args: str, powerless: bool = False) -> Done:
@@ -72,7 +72,7 @@ def test_the_demo_shows_a_jobs_life_and_another_process_reads_true_results(tmp_p
     assert {job["args"][0]: job["result"]["sha256"] for job in jobs} == sums(sources)
     assert all(job["status"] == "COMPLETED" for job in listed(url, tmp_path))
     assert len({job["worker_id"] for job in jobs}) == 2
-    assert run("workers", "--url", url, "--json", cwd=tmp_path).document["items"] == []
+    assert run_here("workers", "--url", url, "--json", cwd=tmp_path).document["items"] == []
 
 
 def test_the_commands_to_try_next_work(tmp_path: Path) -> None:

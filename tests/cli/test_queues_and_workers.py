@@ -11,7 +11,7 @@ import pytest
 
 from fluxmesh.config import NAMES
 from tests.cli.conftest import Call
-from tests.cli.harness import PATIENCE_S, make_database, run, show, submit
+from tests.cli.harness import PATIENCE_S, make_database, run, run_here, show, submit
 from tests.redis_server import Server
 
 WORKER_FIELDS = {
@@ -20,33 +20,33 @@ WORKER_FIELDS = {
 
 
 def test_queues_are_listed_with_what_waits(url: str, tmp_path: Path) -> None:
-    assert run("queues", "list", "--url", url, "--json", cwd=tmp_path).document["items"] == []
+    assert run_here("queues", "list", "--url", url, "--json", cwd=tmp_path).document["items"] == []
     submit(url, tmp_path, "t", "--queue", "mail", "--priority", "high")
     submit(url, tmp_path, "t", "--queue", "mail", "--delay", "60")
 
-    (queue,) = run("queues", "list", "--url", url, "--json", cwd=tmp_path).document["items"]
+    (queue,) = run_here("queues", "list", "--url", url, "--json", cwd=tmp_path).document["items"]
 
     assert queue["queue"] == "mail"
     assert queue["queued"] == {"critical": 0, "high": 1, "default": 0, "low": 0}
     assert (queue["scheduled"], queue["running"], queue["paused"]) == (1, 0, False)
-    assert "mail" in run("queues", "list", "--url", url, cwd=tmp_path).out
+    assert "mail" in run_here("queues", "list", "--url", url, cwd=tmp_path).out
 
 
 def test_a_queue_is_paused_and_resumed(url: str, tmp_path: Path) -> None:
     for verb, state in (("pause", "paused"), ("resume", "open")):
-        done = run("queues", verb, "mail", "--url", url, cwd=tmp_path)
+        done = run_here("queues", verb, "mail", "--url", url, cwd=tmp_path)
         assert (done.code, done.out) == (0, f"mail {state}\n")
-        again = run("queues", verb, "mail", "--url", url, "--json", cwd=tmp_path)
+        again = run_here("queues", verb, "mail", "--url", url, "--json", cwd=tmp_path)
         assert again.document == {"queue": "mail", "paused": verb == "pause", "changed": False}
-    run("queues", "pause", "high", "--url", url, cwd=tmp_path).refused(2, "name of a tier")
+    run_here("queues", "pause", "high", "--url", url, cwd=tmp_path).refused(2, "name of a tier")
 
 
 def test_workers_are_listed(served: str, tmp_path: Path) -> None:
-    (worker,) = run("workers", "--url", served, "--json", cwd=tmp_path).document["items"]
+    (worker,) = run_here("workers", "--url", served, "--json", cwd=tmp_path).document["items"]
     assert worker.keys() >= WORKER_FIELDS
     assert (worker["status"], worker["capacity"], worker["queues"]) == ("ready", 4, ["default"])
     assert worker["hostname"] == socket.gethostname()
-    assert worker["worker_id"] in run("workers", "--url", served, cwd=tmp_path).out
+    assert worker["worker_id"] in run_here("workers", "--url", served, cwd=tmp_path).out
 
 
 # -- doctor --------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_doctor_finds_a_job_whose_task_no_worker_has(served: str, tmp_path: Path
 
 def test_doctor_finds_jobs_in_a_queue_that_no_worker_serves(served: str, tmp_path: Path) -> None:
     submit(served, tmp_path, "file_digest", "--queue", "mail")
-    done = run("doctor", "--url", served, cwd=tmp_path)
+    done = run_here("doctor", "--url", served, cwd=tmp_path)
     assert done.code == 0
     assert "no worker serves: mail" in done.out
     assert "hint: queues: start one: `fluxmesh worker --queues mail`" in done.err
@@ -91,8 +91,8 @@ def test_doctor_finds_jobs_in_a_queue_that_no_worker_serves(served: str, tmp_pat
 
 def test_doctor_finds_jobs_in_a_paused_queue(url: str, tmp_path: Path) -> None:
     submit(url, tmp_path, "t", "--queue", "mail")
-    run("queues", "pause", "mail", "--url", url, cwd=tmp_path)
-    assert "`fluxmesh queues resume mail`" in run("doctor", "--url", url, cwd=tmp_path).err
+    run_here("queues", "pause", "mail", "--url", url, cwd=tmp_path)
+    assert "`fluxmesh queues resume mail`" in run_here("doctor", "--url", url, cwd=tmp_path).err
 
 
 def test_doctor_counts_one_job_as_one(url: str, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_doctor_tells_what_a_redis_keeps(tmp_path: Path, tmp_path_factory: pytes
 def test_doctor_warns_where_nobody_works(url: str, tmp_path: Path) -> None:
     code, checks = findings(url, tmp_path)
     assert (code, checks["workers"]["status"]) == (0, "warn")
-    told = run("doctor", "--url", url, cwd=tmp_path)
+    told = run_here("doctor", "--url", url, cwd=tmp_path)
     assert "hint: workers: start one" in told.err
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from fluxmesh.ids import new_job_id
 from tests.cli.conftest import Call
-from tests.cli.harness import listed, run, show, submit
+from tests.cli.harness import listed, run, run_here, show, submit
 
 NOWHERE = "sqlite:///nowhere.db"
 
 
 def test_a_job_is_stored_and_its_id_is_the_only_data(url: str, tmp_path: Path) -> None:
-    done = run("submit", "--url", url, "--task", "mail.send", cwd=tmp_path)
+    done = run_here("submit", "--url", url, "--task", "mail.send", cwd=tmp_path)
 
     assert done.code == 0
     assert len(done.out.splitlines()) == 1
@@ -53,7 +53,7 @@ def test_every_option_arrives(url: str, tmp_path: Path) -> None:
     given += ["--tags", "a,b", "--tags", "c", "--headers", "traceparent=00-1", "--headers", "x=y=z"]
     payload = ["--args", '[1, "zwei"]', "--kwargs", '{"drei": [3.5, null, true]}']
 
-    done = run("submit", "--url", url, "--task", "t", *given, *payload, "--json", cwd=tmp_path)
+    done = run_here("submit", "--url", url, "--task", "t", *given, *payload, "--json", cwd=tmp_path)
 
     assert done.code == 0, done
     job = done.document
@@ -105,7 +105,7 @@ def test_one_idempotency_key_is_one_job_and_another_payload_a_conflict(url: str,
     first = run(*line, "--kwargs", '{"a": 1, "b": 2}', cwd=tmp_path)
     again = run(*line, "--kwargs", '{"b": 2, "a": 1}', cwd=tmp_path)
     other = run(*line, "--kwargs", '{"a": 1, "b": 3}', cwd=tmp_path)
-    elsewhere = run(*line, "--kwargs", '{"a": 1}', "--namespace", "other", cwd=tmp_path)
+    elsewhere = run_here(*line, "--kwargs", '{"a": 1}', "--namespace", "other", cwd=tmp_path)
 
     assert (first.document["created"], again.document["deduplicated"]) == (True, True)
     assert again.document["id"] == first.document["id"]
@@ -117,7 +117,7 @@ def test_one_idempotency_key_is_one_job_and_another_payload_a_conflict(url: str,
 
 def test_a_unique_key_that_is_held_gives_its_holder(url: str, tmp_path: Path) -> None:
     first = submit(url, tmp_path, "t", "--unique-key", "k")
-    again = run("submit", "--url", url, "--task", "t", "--unique-key", "k", "--json", cwd=tmp_path)
+    again = run_here("submit", "--url", url, "--task", "t", "--unique-key", "k", "--json", cwd=tmp_path)
     assert (again.document["id"], again.document["deduplicated"]) == (first, True)
 
 
@@ -195,9 +195,9 @@ def test_a_payload_of_one_byte_too_much_is_refused_and_one_that_fits_is_taken(
     file = tmp_path / "args.json"
     file.write_text(f'["{"x" * (most + 1)}"]')
     line = ("submit", "--url", url, "--task", "t", "--args", f"@{file}")
-    run(*line, cwd=tmp_path).refused(2, "1,048,577 bytes", "1,048,576", "hint: ")
+    run_here(*line, cwd=tmp_path).refused(2, "1,048,577 bytes", "1,048,576", "hint: ")
     file.write_text(f'["{"x" * most}"]')
-    assert run(*line, cwd=tmp_path).code == 0
+    assert run_here(*line, cwd=tmp_path).code == 0
 
 
 def test_bytes_that_are_no_text_are_refused(url: str, tmp_path: Path) -> None:
@@ -218,12 +218,12 @@ def test_waiting_prints_the_result(served: str, tmp_path: Path) -> None:
         '{"items": ["a", "b"]}',
         "--wait",
     )
-    done = run(*line, cwd=tmp_path)
+    done = run_here(*line, cwd=tmp_path)
     assert done.code == 0, done
     assert '"total":2' in done.out.splitlines()[1]
     assert "COMPLETED 100 %" in done.err
 
-    document = run(*line, "--json", cwd=tmp_path).document
+    document = run_here(*line, "--json", cwd=tmp_path).document
     assert (document["status"], document["result"]["processed_count"]) == ("COMPLETED", 2)
     assert (document["progress"], document["error"], document["created"]) == (100.0, None, True)
 
@@ -240,7 +240,7 @@ def test_a_job_that_fails_ends_the_wait_with_10(served: str, tmp_path: Path) -> 
         "--max-retries",
         "0",
     )
-    done = run(*line, "--wait", "--json", cwd=tmp_path)
+    done = run_here(*line, "--wait", "--json", cwd=tmp_path)
     assert done.code == 10
     job = done.document
     assert (job["status"], job["attempts"]) == ("DEAD_LETTER", 1)
@@ -253,7 +253,7 @@ def test_a_job_that_fails_ends_the_wait_with_10(served: str, tmp_path: Path) -> 
 def test_a_wait_that_is_too_long_ends_with_124_and_shows_the_job(url: str, tmp_path: Path) -> None:
     began = time.monotonic()
     line = ("submit", "--url", url, "--task", "t", "--wait", "--wait-timeout", "0.3", "--json")
-    done = run(*line, cwd=tmp_path)
+    done = run_here(*line, cwd=tmp_path)
     assert done.code == 124
     assert done.document["status"] == "PENDING"
     assert "still PENDING" in done.err
@@ -261,6 +261,6 @@ def test_a_wait_that_is_too_long_ends_with_124_and_shows_the_job(url: str, tmp_p
 
 
 def test_a_lonely_wait_says_that_no_worker_is_there(url: str, tmp_path: Path) -> None:
-    done = run("submit", "--url", url, "--task", "t", "--wait", "--wait-timeout", "4.5", cwd=tmp_path)
+    done = run_here("submit", "--url", url, "--task", "t", "--wait", "--wait-timeout", "4.5", cwd=tmp_path)
     assert done.code == 124
     assert "no worker is alive; start one with `fluxmesh worker`" in done.err

@@ -28,7 +28,11 @@ class TestRandomVerbs:
     def test_random_verbs_agree_with_a_brute_force_walk_and_a_simple_model(
         self, backend: MemoryBackend
     ) -> None:
-        play(backend, examples=8, steps=40)
+        play(backend, examples=4, steps=40)
+
+    @pytest.mark.slow
+    def test_many_more_random_verbs_agree(self, backend: MemoryBackend) -> None:
+        play(backend, examples=60, steps=60)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ local call = (function()
   local at, n = tonumber(redis.call('GET', 'fault') or 0), 0
   local reads = {HGET = 1, HMGET = 1, HGETALL = 1, HEXISTS = 1, HKEYS = 1, ZRANGE = 1, ZRANGEBYSCORE = 1,
     EXISTS = 1, GET = 1, SMEMBERS = 1, TIME = 1, ZCARD = 1, ZSCORE = 1, TYPE = 1, PUBLISH = 1, SISMEMBER = 1,
-    HLEN = 1, SCARD = 1}
+    HLEN = 1, SCARD = 1, PUBSUB = 1}
   return function(name, key, ...)
     if not reads[name] then
       n = n + 1

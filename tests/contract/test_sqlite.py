@@ -63,7 +63,7 @@ class TestRandomVerbs(AllRandomVerbs):
     """The first of them; all, and many more, are slow."""
 
     def test_random_verbs_agree_with_a_brute_force_walk_and_a_simple_model(self, backend: Backend) -> None:
-        play(backend, examples=50, steps=60)
+        play(backend, examples=25, steps=60)
 
 
 @pytest.fixture

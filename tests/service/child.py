@@ -1,10 +1,11 @@
 """A tiny worker process for the supervisor's tests: speaks the report protocol and does as it is told.
 
-python child.py JOURNAL STEP… --report-fd N. The journal gets a line for each thing that happens to it.
-Steps: epoch=N, ready, junk, ended, left=N (ended, but for N bodies), exit=N, obey (drain at the first
-telling: 0; at the second: 1), deaf (ignores SIGTERM), once=PATH (goes on only if PATH is not there yet, and
-creates it; else obeys), eof.
-"""
+python child.py JOURNAL STEP… --ledger-fd N --report-fd N. The journal gets a line for each thing that
+happens to it. Steps: epoch=N, ready, junk, ended, left=N (ended, but for N bodies), exit=N, obey (drain at
+the first telling: 0; at the second: 1), deaf (ignores SIGTERM), once=PATH (goes on only if PATH is not
+there yet, and creates it; else obeys), eof, well=EPOCH (signs of life from now on), stands=EPOCH and
+mute=EPOCH (its loop does not answer; it says nothing any more), each followed by job=ID,TOKEN,SECONDS for
+what it runs, with its hard deadline."""
 
 from __future__ import annotations
 
@@ -13,14 +14,22 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 
+from fluxmesh.clock import SystemClock
+from fluxmesh.storage.values import Registration
+from fluxmesh.worker.ledger import Ledger
 from fluxmesh.worker.signals import StopSignals
+
+WHO = Registration("w", ("default",), (0, 1, 2, 3), (), 4, 2.0, 2.0 / 3)
 
 
 class Child:
-    def __init__(self, journal: str, report_fd: int) -> None:
+    def __init__(self, journal: str, ledger_fd: int, report_fd: int) -> None:
         self._journal = journal
         self._report_fd = report_fd
+        self._ledger = Ledger(ledger_fd, WHO, concurrency=4, hard_grace_s=0, clock=SystemClock())
         self._told = 0
 
     def note(self, what: str) -> None:
@@ -47,6 +56,27 @@ class Child:
         self.report(json.dumps({"ready": True}).encode())
         return await done
 
+    def live(self, way: str, epoch: int) -> None:
+        """Signs of life on a thread, as many as there are."""
+        ledger, began_s = self._ledger, time.monotonic()
+        ledger.answered()
+        ledger.turned()
+        ledger.registered(epoch, began_s)
+        if way == "mute":
+            return
+        ledger.probed()
+
+        def go_on() -> None:
+            while True:
+                ledger.turned()
+                ledger.beat(time.monotonic())
+                if way == "well":
+                    ledger.probed()
+                    ledger.answered()
+                time.sleep(0.05)
+
+        threading.Thread(target=go_on, daemon=True).start()
+
     def run(self, steps: list[str]) -> int:
         for step in steps:
             name, _, value = step.partition("=")
@@ -67,6 +97,12 @@ class Child:
                         os.close(os.open(value, os.O_CREAT | os.O_EXCL))
                     except FileExistsError:
                         return asyncio.run(self.obey(drains=True))
+                case "well" | "stands" | "mute":
+                    self.live(name, int(value))
+                case "job":
+                    job_id, token, seconds = value.split(",")
+                    self._ledger.enter(job_id, int(token), time.monotonic() + float(seconds), 0)
+                    self._ledger.blocked(job_id)  # the last one is named
                 case "exit":
                     return int(value)
                 case "deaf":
@@ -84,9 +120,9 @@ class Child:
 
 
 def main() -> int:
-    journal, *steps, flag, report_fd = sys.argv[1:]
-    assert flag == "--report-fd"
-    child = Child(journal, int(report_fd))
+    journal, *steps, ledger_flag, ledger_fd, flag, report_fd = sys.argv[1:]
+    assert (ledger_flag, flag) == ("--ledger-fd", "--report-fd")
+    child = Child(journal, int(ledger_fd), int(report_fd))
     child.note("started")
     return child.run(steps)
 

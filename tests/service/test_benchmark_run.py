@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,7 @@ from benchmarks.gauge import Gauge
 from benchmarks.grounds import Unfit, grounds_of
 from tests import redis_server
 from tests.architecture.gates import ROOT
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Server]:
-    server = redis_server.Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.stop()
+from tests.redis_server import shared_server  # noqa: F401 - a fixture
 
 
 def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -25,6 +25,7 @@ from tests.service.log_tap import LogTap, tapped
 
 CHILD = Path(__file__).with_name("child.py")
 ROOT = CHILD.parents[2]
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "src")))
 SETTINGS = Settings(grace_s=0, hard_grace_s=0, proof_of_death=True)
 
 
@@ -70,7 +71,7 @@ class Scene:
             f"epoch={self.worker.epoch}",
             *steps,
         )
-        spec = ChildSpec("w", argv, {**os.environ, "PYTHONPATH": str(ROOT)})
+        spec = ChildSpec("w", argv, {**os.environ, "PYTHONPATH": PATHS})
         return Supervisor(children=[spec], open_storage=self.open, settings=SETTINGS, clock=SystemClock())
 
     async def counters(self, job_id: str) -> tuple[Status, int, int, int]:

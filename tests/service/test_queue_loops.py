@@ -15,16 +15,9 @@ from typing import Any
 import pytest
 
 from fluxmesh import Queue, portal
-from tests.redis_server import Server
+from tests.redis_server import Server, shared_server  # noqa: F401 - a fixture
 
 BOUND_S = 60
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture

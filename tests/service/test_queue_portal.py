@@ -273,24 +273,33 @@ print(len(queue.find('task:t', limit=1000).items) > 14)
 
 
 def test_a_child_forked_while_the_parent_first_opens_its_storage_is_not_held_up(tmp_path: Path) -> None:
-    """Another thread was importing the backend: its lock on the module is never given back in the child."""
+    """Another thread was importing the backend, whose lock on the module is never given back in the child,
+    and has gone on to open the file while the fork was being prepared."""
     done = program(
         tmp_path,
         """
 import signal, time
+importing, inside = threading.Event(), threading.Event()
 class Slow:
-    begun = threading.Event()
     def find_spec(self, name, path=None, target=None):
         if name == 'fluxmesh.storage.sqlite.backend':
-            self.begun.set()
+            from fluxmesh.storage.sqlite import connection
+            connect = connection.connect
+            def slowly(*args, **options):
+                inside.set()
+                time.sleep(0.3)
+                return connect(*args, **options)
+            connection.connect = slowly
+            importing.set()
             time.sleep(0.3)
 sys.meta_path.insert(0, Slow())
 other = threading.Thread(target=task.delay, args=(1,))
 other.start()
-assert Slow.begun.wait(10)
+assert importing.wait(20)
+os.register_at_fork(before=lambda: inside.wait(20))
 pid = os.fork()
 if pid == 0:
-    signal.alarm(10)
+    signal.alarm(20)
     task.delay(2)
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0

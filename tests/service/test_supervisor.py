@@ -311,11 +311,12 @@ SUPERVISE = """
     import asyncio, sys
     from fluxmesh.clock import SystemClock
     from fluxmesh.config import Settings
+    from fluxmesh.errors import StorageUnreachable
     from fluxmesh.worker.child_process import ChildSpec
     from fluxmesh.worker.supervisor import Supervisor
 
     async def out_of_reach(inline):
-        raise RuntimeError
+        raise StorageUnreachable("no storage in this test")
 
     async def main():
         spec = ChildSpec("w", tuple(sys.argv[1:]))
@@ -371,6 +372,24 @@ def test_killing_the_group_kills_the_child_too(tmp_path: Path) -> None:
     child = os.pidfd_open(pid)
     try:
         os.killpg(supervisor.pid, signal.SIGKILL)
+        assert ended(child)
+        assert "end of file" not in journal.read_text()
+    finally:
+        os.close(child)
+        supervisor.communicate(timeout=10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a signal")
+def test_a_child_that_says_nothing_dies_with_its_supervisor(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    supervisor, pid = supervised(journal, "mute=1", "eof")
+    child = os.pidfd_open(pid)
+    try:
+        assert supervisor.stderr is not None
+        while "storage does not answer" not in supervisor.stderr.readline():
+            pass  # a beat in its name was tried: the supervisor has seen that it is silent
+        assert not select.select([child], [], [], 1.0)[0]  # it is let live while its supervisor does
+        supervisor.kill()
         assert ended(child)
         assert "end of file" not in journal.read_text()
     finally:

@@ -206,7 +206,7 @@ async def test_a_lost_job_is_stopped_and_its_end_is_refused_and_counted(shop: Wo
 
 @workshop(hard_grace_s=0.0)
 async def test_a_job_whose_body_still_runs_here_is_not_started_a_second_time(shop: Workshop) -> None:
-    release, inside = threading.Event(), threading.Event()
+    release, inside = shop.gate(), threading.Event()
     starts: list[str] = []
 
     @shop.task("stuck", max_retries=0)

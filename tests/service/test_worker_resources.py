@@ -398,7 +398,7 @@ async def test_a_build_is_shared_by_all_who_wait_and_outlives_who_gives_up(shop:
 @workshop()
 async def test_a_build_without_end_is_given_up(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supply, "BUILD_S", 0.1)
-    released, closed = threading.Event(), threading.Event()
+    released, closed = shop.gate(), threading.Event()
     told: list[str] = []
 
     @resource(shop)
@@ -492,7 +492,7 @@ async def test_a_hurried_worker_does_not_wait_for_resources(shop: Workshop) -> N
 
 @workshop()
 async def test_the_loop_goes_on_while_a_resource_is_built_on_a_thread(shop: Workshop) -> None:
-    building, go_on = threading.Event(), threading.Event()
+    building, go_on = threading.Event(), shop.gate()
 
     @resource(shop)
     def slow() -> int:

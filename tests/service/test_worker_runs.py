@@ -92,7 +92,7 @@ async def test_context_variables_of_the_starter_reach_bodies_and_none_of_theirs_
 
 @workshop()
 async def test_progress_is_stored_while_the_body_runs_and_with_its_end(shop: Workshop) -> None:
-    go_on = threading.Event()
+    go_on = shop.gate()
     later = asyncio.Event()
 
     @shop.task("sync")

@@ -151,7 +151,7 @@ async def test_a_worker_told_to_end_while_it_starts_ends_once_it_has(
 
 @workshop(hard_grace_s=60.0)
 async def test_a_second_signal_ends_the_worker_within_a_second(shop: Workshop) -> None:
-    release, inside = threading.Event(), threading.Event()
+    release, inside = shop.gate(), threading.Event()
 
     @shop.task("coro", max_retries=0)
     async def coro() -> None:
@@ -181,7 +181,7 @@ async def test_a_second_signal_ends_the_worker_within_a_second(shop: Workshop) -
 async def test_the_job_of_a_body_that_outlives_its_worker_stays_owned_until_the_body_ends(
     shop: Workshop,
 ) -> None:
-    release, inside = threading.Event(), threading.Event()
+    release, inside = shop.gate(), threading.Event()
     starts: list[str] = []
 
     @shop.task("stuck", max_retries=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.submission import prepare
 from fluxmesh.task import TaskRegistry, define
+from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.observe import WorkerEvent
 from fluxmesh.worker.worker import Worker, WorkerConfig
 
@@ -64,10 +66,12 @@ class Workshop:
         self.url = f"sqlite:///{self.path}"
         self.settings = Settings(**{"lease_s": 3.0, "reap_s": 0.2, **settings})
         self.registry = TaskRegistry()
+        self.source: BodySource | None = None
         self.clock = system_clock()
         self.witness = Witness()
         self.workers: list[Worker] = []
         self.opened: list[Storage] = []
+        self.gates: list[threading.Event | asyncio.Event] = []
         self.storage: Storage
 
     async def __aenter__(self) -> Workshop:
@@ -75,13 +79,26 @@ class Workshop:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.stop_now()
-            async with asyncio.timeout(LIMIT_S):
-                await asyncio.wait((asyncio.ensure_future(worker.wait()),))
-                await worker.gone()
-        for storage in self.opened:
-            await storage.close()
+        # Whatever the test has failed at: bodies that still wait must end, or the failure that is shown is
+        # that of this wait; and what stays open is held against a later test.
+        for gate in self.gates:
+            gate.set()
+        try:
+            for worker in self.workers:
+                worker.stop_now()
+            for worker in self.workers:
+                async with asyncio.timeout(LIMIT_S):
+                    await asyncio.wait((asyncio.ensure_future(worker.wait()),))
+                    await worker.gone()
+        finally:
+            for storage in self.opened:
+                await storage.close()
+
+    def gate(self) -> threading.Event:
+        """Closed, for bodies on threads to wait at; it opens at the latest when the test is over."""
+        gate = threading.Event()
+        self.gates.append(gate)
+        return gate
 
     async def open(self, inline: bool) -> Storage:
         storage = await open_storage(self.url, self.settings, create=True, clock=self.clock, inline=inline)
@@ -140,6 +157,7 @@ class Workshop:
             settings=self.settings,
             config=WorkerConfig(worker_id=worker_id, concurrency=concurrency, grace_s=grace_s, **config),
             clock=self.clock,
+            source=self.source,
             observer=witness or self.witness,
         )
 

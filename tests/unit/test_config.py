@@ -65,7 +65,7 @@ def test_every_setting_can_be_given_in_the_environment(tmp_path: Path, name: str
         "url": "sqlite:///x.db", "namespace": "shop", "app": "shop:queue", "durability": "power",
         "on_lease_lost": "cancel", "proof_of_death": "no", "log_level": "debug", "log_format": "json",
         "beat_s": "1", "lease_s": "9", "payload_limit_bytes": "2048", "result_limit_bytes": "2048",
-        "webhook_allow_private": "yes",
+        "webhook_allow_private": "yes", "keeper": "no",
     }  # fmt: skip
     settings = load(tmp_path, **{ENV_PREFIX + name.upper(): values.get(name, "5")})
     assert getattr(settings, name) != getattr(Settings(), name)
@@ -124,6 +124,7 @@ class TestBad:
             ("namespace", "a" * 65),
             ("namespace", 'a"b'),
             ("payload_limit_bytes", "10"), ("scheduler_batch_size", "1001"),
+            ("recycle_after_jobs", "-1"), ("recycle_above_mb", "much"),
         ],
     )  # fmt: skip
     def test_a_bad_value_is_refused_with_its_name_and_place(

@@ -61,3 +61,13 @@ def test_a_child_that_no_other_would_fare_better_than_ends_the_worker() -> None:
         step = next_step(4, was_ready=was_ready, stopping=False, said_so=False, hopeless=True)
         assert step is Next.GIVE_UP
     assert next_step(4, was_ready=True, stopping=True, said_so=False, hopeless=True) is Next.LEAVE
+
+
+def test_a_child_that_was_ended_because_it_stood_still_is_renewed() -> None:
+    assert next_step(-9, was_ready=True, stopping=False, said_so=False, stalled=True) is Next.RENEW
+    assert next_step(-9, was_ready=True, stopping=True, said_so=False, stalled=True) is Next.LEAVE
+
+
+def test_stalls_cost_no_rest_at_first_and_then_as_much_as_crashes() -> None:
+    assert [restart_delay_s(0, stalls) for stalls in range(8)] == [0, 0, 0, 0, 0.5, 1, 2, 4]
+    assert restart_delay_s(3, 1) == restart_delay_s(3)

@@ -1,9 +1,9 @@
 """python -m fluxmesh.cli.child: one worker process, started by the supervisor of `fluxmesh worker`.
 
 Its standard input is a pipe whose end of file means that the supervisor is gone. What it has to tell
-goes as JSON lines to the descriptor of --report-fd. Exit codes: 0 stopped, 1 after a second signal, 75 a
-body could not be stopped, 76 its id was taken over or it was declared dead; 2, 3, 4 as for every command.
-"""
+goes as JSON lines to the descriptor of --report-fd, its signs of life into the file of --ledger-fd. Exit
+codes: 0 stopped, 1 after a second signal, 75 a body could not be stopped, 76 its id was taken over or it
+was declared dead; 2, 3, 4 as for every command."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from fluxmesh.bodies import source_of_app
 from fluxmesh.cli.app import AppReport
 from fluxmesh.cli.parser import Options, Parser, common_options
 from fluxmesh.cli.run import end_by_signal, guarded, on_end_of_file
@@ -27,6 +28,8 @@ from fluxmesh.errors import StorageDamaged
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.child_process import REPORT_FLAG
 from fluxmesh.worker.deaths import EXIT_FENCED, EXIT_HURRIED, EXIT_RETIRED, EXIT_STOPPED
+from fluxmesh.worker.isolated.source import BodySource
+from fluxmesh.worker.ledger import LEDGER_FLAG
 
 _NO_FD: Final = -1
 # A worker makes many small objects and few cycles: CPython's 700 allocations a look cost it a tenth of its
@@ -55,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_serving_options(parser)
     parser.add_argument("--id", default="worker")
     parser.add_argument(REPORT_FLAG, type=int, default=_NO_FD)
+    parser.add_argument(LEDGER_FLAG, type=int, default=_NO_FD)
     parser.add_argument("--log-file", help="where standard error goes")
     parser.add_argument("--describe", action="store_true", help="only tell what the app's Queue says")
     return guarded(lambda: _run(parser.parse_args(argv)))
@@ -73,6 +77,8 @@ def _run(options: Options) -> int:
             os.environ[ENV_PREFIX + name.upper()] = value
     settings = settings_of(options, "concurrency", "grace_s", "app")
     configure_logs(settings.log_level, settings.log_format)
+    with_builtins = options.builtins if settings.app is not None else options.builtins is not False
+    source = source_of_app(settings.app, builtins=bool(with_builtins))
     registry, settings = load(settings, options)
     if options.describe:
         fields = msgspec.to_builtins(settings)
@@ -81,7 +87,9 @@ def _run(options: Options) -> int:
     serving = serving_of(options, settings.concurrency)
     stdin = _take_stdin()
     settle_memory()
-    code = run_fast(_serve(registry, settings, serving, options.id, reports, stdin))
+    if options.ledger_fd != _NO_FD:
+        os.set_inheritable(options.ledger_fd, False)
+    code = run_fast(_serve(registry, settings, serving, source, options, reports, stdin))
     if code != EXIT_STOPPED:
         # A body that goes on in a thread would keep the interpreter from ending.
         sys.stdout.flush()
@@ -138,13 +146,19 @@ def _take_stdin() -> int:
 
 
 async def _serve(
-    registry: TaskRegistry, settings: Settings, serving: Serving, worker_id: str, reports: Reports, stdin: int
+    registry: TaskRegistry,
+    settings: Settings,
+    serving: Serving,
+    source: BodySource,
+    options: Options,
+    reports: Reports,
+    stdin: int,
 ) -> int:
     from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import Worker, WorkerConfig, WorkerEnd
 
     config = WorkerConfig(
-        worker_id=worker_id,
+        worker_id=options.id,
         queues=serving.queues,
         tiers=serving.tiers,
         concurrency=settings.concurrency,
@@ -158,7 +172,12 @@ async def _serve(
         settings=settings,
         config=config,
         clock=system_clock(),
+        source=source,
     )
+    if options.ledger_fd != _NO_FD:
+        worker.write_ledger(options.ledger_fd)
+        os.close(options.ledger_fd)
+    worker.end_without(stdin, lambda: os._exit(EXIT_HURRIED))
     loop = asyncio.get_running_loop()
     stopping: list[asyncio.Task[None]] = []
 

@@ -43,6 +43,7 @@ class _State:
 
     threshold: int = WARNING
     sink: Sink = staticmethod(_to_library)
+    rendering: tuple[str, str] | None = None
 
 
 def configure(level: str = "info", format: str = "text", stream: TextIO | None = None) -> None:
@@ -58,12 +59,19 @@ def configure(level: str = "info", format: str = "text", stream: TextIO | None =
         raise InvalidOption("log_format", f"{format!r} is unknown", hint=" or ".join(FORMATS))
     _State.sink = _structlog_sink(format, sys.stderr if stream is None else stream)
     _State.threshold = LEVELS[level]
+    _State.rendering = (level, format)
+
+
+def rendering() -> tuple[str, str] | None:
+    """Level and format that `configure` was called with; None: this is a library in somebody's program."""
+    return _State.rendering
 
 
 def reset() -> None:
     """Back to the manners of a library, as if `configure` had never been called."""
     _State.sink = _to_library
     _State.threshold = WARNING
+    _State.rendering = None
 
 
 def _structlog_sink(format: str, stream: TextIO) -> Sink:

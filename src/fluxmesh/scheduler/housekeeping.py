@@ -38,7 +38,9 @@ from fluxmesh.storage.values import (
 )
 from fluxmesh.task import TaskRegistry, policy_for
 
-STOPPED: Final = "stopped"  # how a process ended that its operator stopped: nothing is charged
+# How a process ended that its operator or its supervisor stopped; a reason may follow. Nothing is charged
+# for it.
+STOPPED: Final = "stopped"
 WATCH_S: Final = 0.4  # longest time between two looks for orphans where only a look can find them
 # Longest time between two looks where it is known what lapses when; of the time of the leader's key.
 QUIET_SHARE: Final = 2 / 3
@@ -67,7 +69,7 @@ def end_of(orphan: Orphan) -> End:
     if orphan.on_death is OnDeath.TIMEOUT:
         message = f"still running past its timeout when the process of {orphan.worker.worker_id} ended: {how}"
         return End(Outcome.TIMEOUT, error=JobError("JobTimeout", message), reason=how)
-    if orphan.on_death is OnDeath.INTERRUPTED or orphan.how == STOPPED:
+    if orphan.on_death is OnDeath.INTERRUPTED or how.startswith(STOPPED):
         return End(Outcome.INTERRUPTED, reason=how)
     message = f"{orphan.worker.worker_id} (epoch {orphan.worker.epoch}): {how}"
     return End(Outcome.CRASHED, error=JobError("WorkerLost", message), reason=how)

@@ -1,6 +1,8 @@
 """Opening a storage by its URL. Backends are named as texts, so that nothing here imports one.
 
 A fork waits for an import under way: its child would find the module locked by a thread it does not have.
+What else a fork waits for is in `forks`, imported here: a fork already begun does not learn of it from a
+backend that is only then imported.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from urllib.parse import urlsplit
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.config import DEFAULT_DATABASE, Settings
 from fluxmesh.errors import InvalidOption, StorageRefused, masked, shown
+from fluxmesh.storage import forks  # noqa: F401
 from fluxmesh.storage.base import Storage
 
 BACKENDS: Final[Mapping[str, str]] = {

@@ -1,7 +1,7 @@
 """Beats on a thread of their own: no body, however busy, keeps the lease of its job from being renewed.
 
-The thread has a small loop and an own connection to storage. It also sees when the worker's loop stands
-still, says which job holds it up, and gives back the jobs that wait behind it.
+The thread has a small loop and an own connection to storage. When the worker's loop stands still (watch.py
+sees that), it gives back the jobs that wait behind it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from typing import Final
 from msgspec import Struct
 
 from fluxmesh.clock import Clock
+from fluxmesh.config import BATCH_MAX
 from fluxmesh.errors import FluxMeshError, StorageDamaged
 from fluxmesh.obs.log import get_logger
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import BeatAnswer, Owned, Standing, WorkerRef, WorkerView
+from fluxmesh.storage.values import (
+    BeatAnswer,
+    OnDeath,
+    Owned,
+    ProgressNote,
+    Standing,
+    WorkerRef,
+    WorkerView,
+)
 from fluxmesh.worker.lease import Lease
-from fluxmesh.worker.observe import LoopBlocked, Observer
+from fluxmesh.worker.ledger import Ledger
 from fluxmesh.worker.runs import RunTable
 from fluxmesh.worker.skew import SkewWatch
 
-LAG_LIMIT_S: Final = 1.0
-TICK_S: Final = 0.5
 FIRST_PAUSE_S: Final = 0.05
 _log = get_logger("worker")
 
@@ -40,7 +47,7 @@ class BeatReport(Struct, frozen=True):
 
 class Beater:
     """`on_report` is called on the worker's loop, and only when there is something new to tell; `on_failure`
-    if the beats end by an error. An observer hears of a blocked loop from this thread."""
+    if the beats end by an error; `on_end` on the thread, when no beat will be sent any more."""
 
     def __init__(
         self,
@@ -55,7 +62,8 @@ class Beater:
         beat_s: float,
         on_report: Callable[[BeatReport], None],
         on_failure: Callable[[BaseException], None],
-        observer: Observer | None,
+        on_end: Callable[[], None],
+        ledger: Ledger | None,
     ) -> None:
         self._loop = loop
         self._open_storage = open_storage
@@ -67,7 +75,8 @@ class Beater:
         self._beat_s = beat_s
         self._on_report = on_report
         self._on_failure = on_failure
-        self._observer = observer
+        self._on_end = on_end
+        self._ledger = ledger
         self.outlives = False  # the worker has ended, with bodies left that cannot be stopped
         self._opened: asyncio.Future[None] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
@@ -77,10 +86,9 @@ class Beater:
         self._beat_now = False
         self._last: BeatReport | None = None
         self._failures = 0
+        self._loop_is_blocked = False
+        self._last_words: threading.Event | None = None
         self._skew = SkewWatch(worker.worker_id)
-        self._probed_s = 0.0
-        self._probe_answered = True
-        self._blocked = False
 
     async def start(self, timeout_s: float) -> None:
         """Begin with a beat at once. Raises what opening the connection raises."""
@@ -92,16 +100,29 @@ class Beater:
     def nudge(self) -> None:
         """Beat now. Any thread."""
         self._beat_now = True
-        self._wake()
+        self.wake()
+
+    def give_back_waiting(self) -> None:
+        """The loop stands still: release what has not been entered. Any thread."""
+        self._loop_is_blocked = True
+        self.wake()
+
+    def say_last_words(self, timeout_s: float) -> None:
+        """The process is about to end itself: store what that shall mean for its jobs. Any other thread;
+        waits."""
+        self._last_words = threading.Event()
+        self.wake()
+        self._last_words.wait(timeout_s)
 
     async def stop(self, timeout_s: float) -> bool:
         """Send no more beats; False: the thread does not answer."""
         self._stopping = True
-        self._wake()
+        self.wake()
         await asyncio.wait((self._over,), timeout=timeout_s)
         return self._over.done()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Look whether there is something to be done. Any thread."""
         if self._own_loop is not None and self._rouse is not None:
             try:
                 self._own_loop.call_soon_threadsafe(self._rouse.set)
@@ -117,6 +138,7 @@ class Beater:
             error = caught
             if self._opened.done():
                 _log.exception("beats have ended")
+        self._on_end()
         self._tell(self._end, error)
 
     def _end(self, error: BaseException | None) -> None:
@@ -155,9 +177,9 @@ class Beater:
             self._opened.set_result(None)
 
     async def _tick(self, storage: Storage, next_s: float) -> float:
-        """One look at the time and the loop. Answers when the next beat is due."""
+        """What there is to be done now. Answers when the next beat is due."""
         assert self._rouse is not None
-        if self._is_alone() and not self._table.on_threads():
+        if self.is_alone() and not self._table.on_threads():
             # Bodies on threads may outlive their loop and are covered as long as they run; now none is left.
             self._stopping = True
             await storage.declare_dead(self._worker, "left")
@@ -165,8 +187,12 @@ class Beater:
         if self._beat_now or self._clock.mono_s() >= next_s:
             self._beat_now = False
             next_s = await self._beat(storage)
-        await self._watch_loop(storage)
-        rest_s = max(0.0, min(next_s - self._clock.mono_s(), TICK_S))
+        if self._loop_is_blocked:
+            self._loop_is_blocked = False
+            await self._give_back(storage)
+        if self._last_words is not None:
+            await self._store_last_words(storage, self._last_words)
+        rest_s = max(0.0, next_s - self._clock.mono_s())
         try:
             async with asyncio.timeout(rest_s):
                 await self._rouse.wait()
@@ -175,7 +201,7 @@ class Beater:
         self._rouse.clear()
         return next_s
 
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """True: the worker's loop will never hear of anything again."""
         return self._loop.is_closed() or (self.outlives and not self._loop.is_running())
 
@@ -199,6 +225,8 @@ class Beater:
         self._skew.look(sent_at_us, self._clock.wall_us(), answer.now_us)
         if answer.standing is Standing.GOOD:
             self._lease.renewed(sent_s)
+            if self._ledger is not None:
+                self._ledger.beat(sent_s)
         self._report(answer, owned)
         return sent_s + self._beat_s
 
@@ -214,39 +242,7 @@ class Beater:
         if report.lost or report != (last or BeatReport(Standing.GOOD, (), (), None)):
             self._tell(self._on_report, report)
 
-    # -- the worker's loop -----------------------------------------------------------------------------
-    async def _watch_loop(self, storage: Storage) -> None:
-        """See whether the loop turns; if it has not for too long, say why and free what waits for it."""
-        now_s = self._clock.mono_s()
-        if self._probe_answered:
-            if self._blocked:
-                _log.warning("loop turns again", blocked_s=round(now_s - self._probed_s, 3))
-            self._blocked = False
-            self._probe_answered = False
-            self._probed_s = now_s
-            self._tell(self._answer_probe)
-        elif now_s - self._probed_s > LAG_LIMIT_S and not self._is_alone():
-            if not self._blocked:
-                self._blocked = True
-                self._blame()
-            await self._give_back(storage)
-
-    def _answer_probe(self) -> None:
-        self._probe_answered = True
-
-    def _blame(self) -> None:
-        task = asyncio.current_task(self._loop)
-        job_id = task.get_name() if task is not None else ""
-        name = self._table.name_of(job_id)
-        _log.error(
-            "loop blocked",
-            task=name or "(none of the jobs)",
-            job_id=job_id if name else "",
-            hint="an `async def` task must not call blocking code: make it a `def` task, or use a thread",
-        )
-        if self._observer is not None:
-            self._observer(LoopBlocked(job_id if name else ""))
-
+    # -- what cannot wait for the worker's loop ----------------------------------------------------------
     async def _give_back(self, storage: Storage) -> None:
         waiting = self._table.withdraw_waiting()
         if not waiting:
@@ -258,3 +254,22 @@ class Beater:
             _log.warning("storage does not answer", verb="release", error=str(error))
         else:
             _log.warning("jobs released", count=len(waiting), why="loop blocked")
+
+    async def _store_last_words(self, storage: Storage, stored: threading.Event) -> None:
+        self._last_words = None
+        now = self._loop.time()
+        notes = [
+            ProgressNote(
+                run.job.id,
+                run.job.token,
+                on_death=OnDeath.TIMEOUT if run.timed_out or run.deadline <= now else OnDeath.INTERRUPTED,
+            )
+            for run in list(self._table.runs.values())
+            if not run.ended
+        ]
+        try:
+            for start in range(0, len(notes), BATCH_MAX):
+                await storage.progress(self._worker, notes[start : start + BATCH_MAX])
+        except FluxMeshError as error:
+            _log.warning("storage does not answer", verb="progress", error=str(error))
+        stored.set()

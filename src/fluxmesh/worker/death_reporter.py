@@ -8,16 +8,28 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from msgspec import Struct
+
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
 from fluxmesh.scheduler.housekeeping import Housekeeper
 from fluxmesh.service import Service
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import WorkerRef
+from fluxmesh.storage.values import ProgressNote, WorkerRef
+from fluxmesh.worker.guard import store_notes
 
 PENDING_MAX: Final = 1_000  # deaths that storage has not heard of; the oldest give way: leases end them
 IDLE_S: Final = 3_600.0  # rounds come from wake()
 CLOSE_S: Final = 2.0
+
+
+class Death(Struct, frozen=True):
+    """The end of a worker's process. `how` None: it is not to be declared. `notes`: what it means for some
+    of its jobs, which has to be stored before anybody may take them back."""
+
+    worker: WorkerRef
+    how: str | None
+    notes: tuple[ProgressNote, ...] = ()
 
 
 class DeathReporter(Service):
@@ -40,11 +52,16 @@ class DeathReporter(Service):
         self._clock = clock
         self._storage: Storage | None = None
         self._housekeeper: Housekeeper | None = None
-        self._pending: deque[tuple[WorkerRef, str]] = deque(maxlen=PENDING_MAX)
+        self._pending: deque[Death] = deque(maxlen=PENDING_MAX)
 
-    def report(self, worker: WorkerRef, how: str) -> None:
+    @property
+    def pending(self) -> int:
+        """How many deaths storage has not heard of."""
+        return len(self._pending)
+
+    def report(self, death: Death) -> None:
         """The process of this epoch is gone: tell storage as soon as it can be reached."""
-        self._pending.append((worker, how))
+        self._pending.append(death)
         self.wake()
 
     async def run_once(self) -> float | None:
@@ -55,12 +72,18 @@ class DeathReporter(Service):
             self._storage = await self._open_storage(False)
             self._housekeeper = Housekeeper(self._storage, self._settings, self._clock, self._rng)
         for _ in range(len(self._pending)):
-            worker, how = self._pending[0]
-            known = await self._storage.declare_dead(worker, how)
+            death = self._pending[0]
+            await store_notes(self._storage, death.worker, death.notes)
+            if death.how is not None:
+                known = await self._storage.declare_dead(death.worker, death.how)
+                self._log.info(
+                    "death declared",
+                    worker=death.worker.worker_id,
+                    epoch=death.worker.epoch,
+                    how=death.how,
+                    known=known,
+                )
             self._pending.popleft()
-            self._log.info(
-                "death declared", worker=worker.worker_id, epoch=worker.epoch, how=how, known=known
-            )
         await self._housekeeper.reap_orphans()
         return 0.0 if self._pending else None
 

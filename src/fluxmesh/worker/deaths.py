@@ -19,6 +19,7 @@ _HOPELESS: Final = frozenset({UsageError.exit_code, AppImportFailed.exit_code, S
 STABLE_AFTER_S: Final = 60.0  # a child that lived so long starts the back-off anew
 FIRST_DELAY_S: Final = 0.5
 LONGEST_DELAY_S: Final = 30.0
+FREE_STALLS: Final = 3  # children that a supervisor ended because they stood still, before that costs a rest
 _MAX_DOUBLINGS: Final = 16
 
 
@@ -27,6 +28,7 @@ class Next(Enum):
 
     LEAVE = auto()  # it ended as asked
     REPLACE = auto()  # at once: its end was planned
+    RENEW = auto()  # its supervisor ended it because it stood still: at once, with a back-off of its own
     RESTART = auto()  # with back-off
     GIVE_UP = auto()  # end the whole worker with the child's exit code
 
@@ -45,12 +47,23 @@ def how_ended(code: int) -> str:
     return f"exit status {code}"
 
 
-def next_step(code: int, *, was_ready: bool, stopping: bool, said_so: bool, hopeless: bool = False) -> Next:
+def next_step(
+    code: int,
+    *,
+    was_ready: bool,
+    stopping: bool,
+    said_so: bool,
+    hopeless: bool = False,
+    stalled: bool = False,
+) -> Next:
     """What follows the end of a child. `was_ready`: some child in this place has worked before. `said_so`: it
     reported its end, so that a status of 0 is its own; a body may end the process with any status.
-    `hopeless`: it reported that no other would fare better."""
+    `hopeless`: it reported that no other would fare better. `stalled`: it was ended because it stood
+    still."""
     if stopping or (code == EXIT_STOPPED and said_so):
         return Next.LEAVE
+    if stalled:
+        return Next.RENEW
     if code == EXIT_RETIRED:
         return Next.REPLACE
     if hopeless or (code in _HOPELESS and not was_ready):
@@ -58,8 +71,11 @@ def next_step(code: int, *, was_ready: bool, stopping: bool, said_so: bool, hope
     return Next.RESTART
 
 
-def restart_delay_s(failures: int) -> float:
-    """Rest before the restart that follows the n-th short life running: 0, 0.5, 1, 2 … 30 s."""
+def restart_delay_s(failures: int, stalls: int = 0) -> float:
+    """Rest before the restart that follows the n-th short life running: 0, 0.5, 1, 2 … 30 s. Stalls are
+    counted apart, and the first few of them cost nothing: a job that blocks has retries, and they fail soon
+    enough."""
+    failures = max(failures, stalls - FREE_STALLS + 1 if stalls else 0)
     if failures <= 1:
         return 0.0
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 2, _MAX_DOUBLINGS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Final
 
 from fluxmesh.context import carried
@@ -65,6 +65,23 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
         trace = trace.tb_next
     return trace
+
+
+def without_tail(error: BaseException, code: CodeType) -> None:
+    """Cut the frames of this function, where they are the innermost ones, off the tracebacks of an exception
+    and of what led to it."""
+    try:
+        for link in _chain(error):
+            frames: list[TracebackType] = []
+            trace = link.__traceback__
+            while trace is not None:
+                frames.append(trace)
+                trace = trace.tb_next
+            while len(frames) > 1 and frames[-1].tb_frame.f_code is code:
+                frames.pop()
+                frames[-1].tb_next = None
+    except Exception:  # __cause__ may be a property that raises: then it is told as it is
+        return
 
 
 def _frames(error: BaseException) -> tuple[str, ...]:

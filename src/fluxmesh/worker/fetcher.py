@@ -1,10 +1,14 @@
-"""The hot path: one exchange a round, which settles what has ended and claims for the slots that are free.
+"""The hot path: exchanges, each of which settles what has ended and claims for the slots that are free.
 
 While an exchange is under way, ends gather in the outbox; as soon as it is back the next one takes them
 all. So under load the size of a batch finds itself, and a lone job is settled at once.
 
-Storage and bodies shall not wait for each other: jobs that fill more than half of the slots at once are
-begun in two halves, so that from then on one half runs while the other is settled and claimed for.
+Storage and this loop shall not wait for each other. Jobs that fill more than half of the slots at once are
+begun in two halves, so that from then on one half runs while the other is settled and claimed for. As soon
+as half of the slots have ended while an exchange is under way, a second one follows it: storage has it at
+hand when it is done with the first, whose jobs are begun meanwhile. Slots that the first has asked for are
+not free for the second, so each claims only for room that there is. Both may be done, and repeated, in any
+order: storage knows an exchange by its request id and not by its being the last one.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
+
+from msgspec import Struct
 
 from fluxmesh.clock import Clock, MonoS
 from fluxmesh.config import BATCH_MAX
@@ -37,11 +43,21 @@ from fluxmesh.worker.runs import NEVER, Run, RunTable
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 RELEASE_TRIES: Final = 4
-HALVED_FROM: Final = 32  # of fewer jobs the exchanges cost more than the halves save
+HALVED_FROM: Final = 8  # of fewer slots the exchanges cost more than the halves save
+UNDER_WAY_MOST: Final = 2
 _DECLINED_PAUSE_S: Final = 0.5
 _UNKNOWN_PAUSE_S: Final = 0.25  # until a beat has put the worker's row back
 _SHORTEST_REST_S: Final = 0.002  # between two looks at what is due about now
 _SHORTEST_TAKE_REST_S: Final = 0.05
+
+
+class _Flight(Struct):
+    """An exchange under way. Its answer is None if the service was stopped, or gave up, before it came."""
+
+    ends: list[tuple[Run, Settle]]
+    asked: int
+    sent_s: MonoS
+    answer: asyncio.Task[ExchangeAnswer | None]
 
 
 class Fetcher(Service):
@@ -76,13 +92,16 @@ class Fetcher(Service):
         self._late_after_s = beat_s
         self._batch = batch
         self._admit_job = admit_job
-        self._unbegun: list[Callable[[], None]] = []  # the second half
+        self._admitted: list[Callable[[], None]] = []  # what begins the bodies of the jobs at hand
         self._nudge_beat = nudge_beat
         self._on_fenced = on_fenced
         self._on_failure = on_failure
         self._observer = observer
         self._outbox: deque[tuple[Run, Settle]] = deque()
-        self._sending: list[tuple[Run, Settle]] = []
+        self._flights: list[_Flight] = []
+        self._half = self._half_of_slots()
+        self._news: asyncio.Future[None] | None = None  # the round waits for it
+        self._gave_up = False  # ends were sent whose answer nobody will hear
         self._request_id = 0
         self._hungry = True  # a claim may find something
         self._quiet = False
@@ -101,6 +120,8 @@ class Fetcher(Service):
         self._outbox.append((run, settle))
         if not self._woken:
             self.wake()
+        if len(self._outbox) == self._half:
+            self._tell_round()
 
     def give_back(self, run: Run, why: str) -> None:
         """Release a run that was never entered."""
@@ -147,50 +168,94 @@ class Fetcher(Service):
 
     # -- a round ---------------------------------------------------------------------------------------
     async def run_once(self) -> float | None:
-        """Exchanges, as long as there is something to settle; one, if a claim may find something."""
+        """Exchanges, as long as there is something to settle or a claim may find something."""
         try:
-            rest_s = await self._round_trip()
-            while self._outbox and not self.stopping:
-                # At once: what was just begun runs while storage is busy with this.
-                rest_s = await self._round_trip()
-            return rest_s
+            self._send()
+            while self._flights:
+                await self._hear_news()
+                for flight in [flight for flight in self._flights if flight.answer.done()]:
+                    await self._land(flight)
+                    self._send()
+            self._announce_idle()
         except Exception as error:
             self._fail(error)  # a defect: ends at hand may be lost, so nothing must go on as if all were well
-            return None
+        finally:
+            for flight in self._flights:
+                flight.answer.cancel()
+        return None
 
-    async def _round_trip(self) -> float | None:
-        asked = self._to_claim()
-        outbox = self._outbox
-        if not outbox and not (asked and self._hungry):
-            self._announce_idle()
-            return None
-        self._sending = self._next_ends()
+    def _half_of_slots(self) -> int:
+        """How many ends are worth an exchange of their own while another is under way; 0: no number is.
+
+        With a reserve there is no second one: how much of it the first leaves is known when it is back."""
+        half = min((self._slots.concurrency + 1) // 2, BATCH_MAX)
+        return 0 if self._slots.reserves or half * 2 < HALVED_FROM else half
+
+    def _send(self) -> None:
+        """Begin the exchanges that may be begun now."""
+        while not self.stopping and len(self._flights) < UNDER_WAY_MOST:
+            asked = self._to_claim()
+            waiting, half = len(self._outbox), self._half
+            if self._flights:
+                if not asked or not half or waiting < half:
+                    return
+            elif not waiting and not (asked and self._hungry):
+                return
+            # So much that it is two halves: the second follows at once.
+            most = half if half and waiting >= 2 * half else BATCH_MAX
+            self._begin_exchange(self._next_ends(most), min(asked, most))
+
+    def _begin_exchange(self, ends: list[tuple[Run, Settle]], asked: int) -> None:
         self._request_id += 1
         request = ExchangeRequest(
             self._worker,
             self._request_id,
-            settle=tuple([settle for _, settle in self._sending]),
+            settle=tuple([settle for _, settle in ends]),
             slots=asked,
             reserve=self._slots.lacking() if asked else (),
         )
         self._hungry = False
         sent_s = self._clock.mono_s()
-        answer = await self._exchange(request)
+        answer = asyncio.get_running_loop().create_task(self._exchange(request), name="fluxmesh-exchange")
+        answer.add_done_callback(self._tell_round)
+        self._flights.append(_Flight(ends, asked, sent_s, answer))
+
+    async def _hear_news(self) -> None:
+        """Return when an exchange was answered, or so much has ended that a second one may be sent."""
+        if any(flight.answer.done() for flight in self._flights):
+            return
+        self._news = asyncio.get_running_loop().create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None
+        self._send()
+
+    def _tell_round(self, _: object = None) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _land(self, flight: _Flight) -> None:
+        """Draw the conclusions from an answer."""
+        self._flights.remove(flight)
+        if flight.answer.cancelled():
+            raise RuntimeError("an exchange was cancelled by somebody else")
+        answer = flight.answer.result()
         if answer is None:
-            return None  # stopped, or failed for good
-        self._confirm(answer)
-        self._take(answer, asked, sent_s)
-        await self._begin_second_half()
-        if asked and not answer.running:
+            self._gave_up = self._gave_up or bool(flight.ends)
+            return
+        self._confirm(flight.ends, answer)
+        self._take(answer, flight.asked, flight.sent_s)
+        await self._begin_bodies()
+        if flight.asked and not answer.running:
             await self._take_held_if_due()
         self._announce_idle()
-        return 0.0 if self._hungry and self._to_claim() else None
 
-    def _next_ends(self) -> list[tuple[Run, Settle]]:
+    def _next_ends(self, most: int) -> list[tuple[Run, Settle]]:
         """What one exchange can carry of the outbox: bounded in number and, but for the first, in bytes."""
         outbox, size = self._outbox, 0
         ends: list[tuple[Run, Settle]] = []
-        while outbox and len(ends) < BATCH_MAX:
+        while outbox and len(ends) < most:
             result = outbox[0][1].transition.result
             size += 0 if result is None else len(result)
             if ends and size > BATCH_BYTES:
@@ -204,7 +269,8 @@ class Fetcher(Service):
         if self._pause_until and asyncio.get_running_loop().time() < self._pause_until:
             return 0
         self._pause_until = 0.0
-        return max(0, min(self._slots.free, self._batch))
+        asked_for = sum([flight.asked for flight in self._flights])
+        return max(0, min(self._slots.free - asked_for, self._batch))
 
     async def _exchange(self, request: ExchangeRequest) -> ExchangeAnswer | None:
         """The same request until its answer is known. None: this service was stopped, or gives up."""
@@ -236,10 +302,10 @@ class Fetcher(Service):
         self.request_stop()
         self._on_failure(error)
 
-    def _confirm(self, answer: ExchangeAnswer) -> None:
+    def _confirm(self, ends: Sequence[tuple[Run, Settle]], answer: ExchangeAnswer) -> None:
         """Let go of the runs whose ends storage has judged."""
         forget = self._table.forget
-        for (run, _), verdict in zip(self._sending, answer.settled, strict=True):
+        for (run, _), verdict in zip(ends, answer.settled, strict=True):
             forget(run)
             if verdict is Settled.STALE:
                 self._log.warning(
@@ -247,15 +313,14 @@ class Fetcher(Service):
                 )
             if self._observer is not None:
                 self._observer(JobSettled(run.job.id, verdict))
-        self._sending = []
 
     def _take(self, answer: ExchangeAnswer, asked: int, sent_s: MonoS) -> None:
-        """Begin what was claimed, and note when the next claim may find something."""
+        """Admit what was claimed, and note when the next claim may find something."""
         if answer.standing is not Standing.GOOD:
             self._out_of_standing(answer.standing)
         got = len(answer.running)
         if got or answer.held:
-            self._begin(answer.running, answer.held, sent_s)
+            self._admit(answer.running, answer.held, sent_s)
         if not asked:
             return
         if self._observer is not None:
@@ -271,7 +336,7 @@ class Fetcher(Service):
             name = "fluxmesh-wait-for-work"
             self._waiting = asyncio.get_running_loop().create_task(self._wait_for_work(), name=name)
 
-    def _begin(self, running: Sequence[ClaimedJob], held: Sequence[ClaimedJob], sent_s: MonoS) -> None:
+    def _admit(self, running: Sequence[ClaimedJob], held: Sequence[ClaimedJob], sent_s: MonoS) -> None:
         late = self._clock.mono_s() - sent_s > self._late_after_s
         why = "late answer" if late else "lease lapsed"
         if self._draining:
@@ -280,7 +345,6 @@ class Fetcher(Service):
             self._release([*running, *held], why)
             return
         now = asyncio.get_running_loop().time()
-        begin: list[Callable[[], None]] = []
         for job in running:
             if job.id in self._table:
                 self._decline(job, "running already", now)  # never two at once
@@ -288,30 +352,33 @@ class Fetcher(Service):
             try:
                 begun = self._admit_job(job, now)
                 if begun is not None:
-                    begin.append(begun)
+                    self._admitted.append(begun)
             except Exception:
                 self._log.exception("job could not be started", job_id=job.id, task=job.task)
                 run = self._table.find(job.id, job.token)
                 if run is not None:
                     self._table.forget(run)
                 self._decline(job, "could not be started", now)
-        half = len(begin)
-        if half * 2 > self._slots.concurrency and half >= HALVED_FROM:
-            half = (half + 1) // 2
-        for begun in begin[:half]:
-            begun()
-        self._unbegun = begin[half:]
         self._release(held, "not asked for")
 
-    async def _begin_second_half(self) -> None:
-        if not self._unbegun:
+    async def _begin_bodies(self) -> None:
+        """Those at hand come to their first await, or to their end; if they fill more than half of the slots,
+        that half first."""
+        begin, self._admitted = self._admitted, []
+        if not begin:
             return
+        half = len(begin)
+        if half * 2 > self._slots.concurrency >= HALVED_FROM:
+            half = (half + 1) // 2
         try:
-            await asyncio.sleep(0)  # the first half comes to its first await, or to its end
-        finally:
-            for begun in self._unbegun:
+            self._send()  # storage shall be busy while these run
+            for begun in begin[:half]:
                 begun()
-            self._unbegun = []
+            await asyncio.sleep(0)
+            self._send()  # and while the rest runs
+        finally:
+            for begun in begin[half:]:
+                begun()
 
     def _decline(self, job: ClaimedJob, why: str, now: float) -> None:
         """Give a job back and claim nothing for a while: another worker shall have it, not this one again."""
@@ -346,8 +413,8 @@ class Fetcher(Service):
             # Jobs given in a lost answer are on no beat's list and are released by storage.
             self._log.warning("storage does not answer", verb="take_held", error=str(error))
             return
-        self._begin(answer.running, (), sent_s)
-        await self._begin_second_half()
+        self._admit(answer.running, (), sent_s)
+        await self._begin_bodies()
         self._note_held(answer.next_held_s, asyncio.get_running_loop().time())
 
     # -- waiting ---------------------------------------------------------------------------------------
@@ -416,7 +483,8 @@ class Fetcher(Service):
 
     # -- the end -----------------------------------------------------------------------------------------
     def _idle(self) -> bool:
-        return not (self._outbox or self._sending or self._releases)
+        sent = self._gave_up or any(flight.ends for flight in self._flights)
+        return not (sent or self._outbox or self._releases)
 
     def _announce_idle(self) -> None:
         if self._flushed is not None and self._idle() and not self._flushed.done():

@@ -1,7 +1,7 @@
 """Runs that have more to them than their body: middleware around it, resources given to it.
 
 Such a run is a task on the loop, a `def` body's too: inwards through the middleware, then the resources, then
-the body, here or on a thread, and back. A run without any of that never comes here.
+the body, here, on a thread or in another process, and back. A run without any of that never comes here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fluxmesh.middleware import JobRun, Middleware
 from fluxmesh.outcome import End, JobInterrupted
 from fluxmesh.worker import ending
 from fluxmesh.worker.forked import end_if_forked
+from fluxmesh.worker.isolated.call import IsolatedCall
 from fluxmesh.worker.runs import NEVER, Run
 from fluxmesh.worker.supply import Given, Supply
 from fluxmesh.worker.threads import ThreadCall, ThreadPool
@@ -27,7 +28,8 @@ LATE: Final = "call_next() was called when the run was over: await it inside the
 
 
 class Guide:
-    """What guided runs of one worker share. `end_of_value` turns what a body returned into an End."""
+    """What guided runs of one worker share. `end_of_value` turns what a body returned into an End, `isolate`
+    sends a body with these arguments to a process of its own."""
 
     def __init__(
         self,
@@ -37,7 +39,9 @@ class Guide:
         supply: Supply,
         pool: ThreadPool,
         end_of_value: Callable[[Run, Any], End],
+        isolate: Callable[[Run, list[Any], dict[str, Any]], IsolatedCall],
     ) -> None:
+        self.isolate = isolate
         self.loop = loop
         self.middleware = middleware
         self.supply = supply
@@ -104,16 +108,18 @@ class _Way:
         guide, run = self.guide, self.run
         self.inside = asyncio.current_task()
         try:
-            value = await self._value()
+            if run.plan.isolated:
+                end = await self._in_process()
+            else:
+                value = await self._value()
+                end_if_forked(guide.pid, None)
+                end = guide.end_of_value(run, value)
         except BaseException as error:
             end_if_forked(guide.pid, error)
             self.seen.exception = error
             if self._belongs_outside(error):
                 raise
             end = ending.raised(run, error)
-        else:
-            end_if_forked(guide.pid, None)
-            end = guide.end_of_value(run, value)
         finally:
             self.inside = None
         self.seen.end = end
@@ -175,6 +181,29 @@ class _Way:
         finally:
             del error, cancelled  # each holds this frame by its traceback
         return value
+
+    async def _in_process(self) -> End:
+        """Run it in a process of its own. A cancellation of this wait stops the body, kills it if need be,
+        and waits on. Resources are built there; what the body raised is known by its description alone."""
+        run = self.run
+        call = self.guide.isolate(run, self.seen.args, self.seen.kwargs)
+        outside, run.handle = run.handle, call
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not call.ended.done():
+                try:
+                    await asyncio.wait((call.ended,))
+                except asyncio.CancelledError as request:
+                    cancelled = request
+                    call.interrupt(JobInterrupted)
+        finally:
+            run.handle = outside
+        try:
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            del cancelled  # it holds this frame by its traceback
+        return call.ended.result()
 
     async def settle(self) -> None:
         """After the outermost middleware: end what one of them left running, close what the run was given.

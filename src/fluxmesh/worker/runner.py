@@ -1,7 +1,8 @@
 """From a claimed job to the end of its body: decode, look up, context, executor, end, decision.
 
-All of it happens on the loop; only a `def` body runs on a thread. What a body does is turned into an `End`
-and that into a `Transition` on the spot, so that an exchange carries nothing but decisions.
+All of it happens on the loop; only a `def` body runs on a thread, and an isolated one in another process.
+What a body does is turned into an `End` and that into a `Transition` on the spot, so that an exchange carries
+nothing but decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fluxmesh.codec import WARN_PAYLOAD_BYTES, decode_options, decode_payload, encode_result
+from fluxmesh.codec import WARN_PAYLOAD_BYTES, decode_options, decode_payload
 from fluxmesh.config import Settings
 from fluxmesh.context import Context, current_run
 from fluxmesh.job import JobError, JobOptions, Outcome, Status
@@ -28,6 +29,9 @@ from fluxmesh.worker import ending
 from fluxmesh.worker.deadlines import Deadlines
 from fluxmesh.worker.forked import end_if_forked
 from fluxmesh.worker.guided import Guide
+from fluxmesh.worker.isolated.call import IsolatedCall
+from fluxmesh.worker.isolated.isolation import ALONE_FROM_CRASHES, Isolation
+from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted, Observer
 from fluxmesh.worker.progress import ProgressSender
@@ -58,6 +62,7 @@ class Runner:
         cancel_on_lapse: bool,
         table: RunTable,
         lease: Lease,
+        source: BodySource | None,
         progress: ProgressSender,
         deliver: Callable[[Run, Settle], None],
         give_back: Callable[[Run, str], None],
@@ -82,26 +87,44 @@ class Runner:
         self._observer = observer
         self._supply = Supply(loop, name, registry.resources)
         self._pool = ThreadPool(loop, f"{name}-body", at_exit=self._supply.end_thread)
+        self._isolation = Isolation(
+            loop,
+            name=name,
+            registry=registry,
+            settings=settings,
+            source=source,
+            most=table.slots.concurrency,
+            may_begin=self._may_send,
+        )
         self._guide = Guide(
             loop,
             middleware=tuple(registry.middleware),
             supply=self._supply,
             pool=self._pool,
             end_of_value=self._end_of_value,
+            isolate=self._isolation.call,
         )
         self._deadlines = Deadlines(loop, table, self._on_due)
         self._plans: dict[tuple[str, bytes | None], Plan] = {}
         self._notify = progress.notify
 
+    def start(self) -> None:
+        """Get ready for the first jobs."""
+        self._isolation.start()
+
     async def close_resources(self) -> None:
         """After `close`, when no body runs any more. Bounded."""
-        await self._supply.close()
+        await asyncio.gather(self._supply.close(), self._isolation.close())
         self._supply.stop()
 
     @property
     def has_resources(self) -> bool:
         """There is something to be closed."""
-        return not self._supply.empty
+        return not (self._supply.empty and self._isolation.empty)
+
+    async def kill_processes(self) -> None:
+        """End every process of a body, and wait for that. Bounded."""
+        await self._isolation.kill()
 
     def close(self) -> None:
         self._deadlines.close()
@@ -123,7 +146,11 @@ class Runner:
             message = f"task {job.task!r} is not registered in this worker"
             self._refuse(job, End(Outcome.FAILED, error=JobError("UnknownTask", message)))
             return None
+        if job.crashes >= ALONE_FROM_CRASHES:
+            plan = self._isolation.alone(plan, job.task)
         run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
+        if plan.isolated:
+            run.deadline = NEVER  # its time counts from when its process has it
         self._table.add(run)
         self._deadlines.watch(run.deadline)
         if not plan.guided and plan.shape is not None:
@@ -153,6 +180,7 @@ class Runner:
             raise ValueError(f"its timeout is {timeout_s!r}")
         on_lapse = definition.on_lease_lost if definition is not None else None
         fillable = definition.shape.fillable(self._registry.resources) if definition is not None else ()
+        isolated = self._isolation.applies_to(definition)
         plan = Plan(
             function=definition.function if definition is not None else None,
             is_async=definition is not None and definition.is_async,
@@ -162,7 +190,9 @@ class Runner:
             timeout_s=timeout_s,
             cancel_on_lapse=self._cancel_on_lapse if on_lapse is None else on_lapse == "cancel",
             fillable=fillable,
-            guided=bool(fillable or self._guide.middleware),
+            guided=bool(fillable or self._guide.middleware or isolated),
+            isolated=isolated,
+            memory_limit_mb=definition.memory_limit_mb if definition is not None else None,
         )
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
@@ -199,8 +229,7 @@ class Runner:
     def _entered(self, run: Run) -> bool:
         """From here on the body counts as begun. False: the job was taken back meanwhile."""
         if not self._table.enter(run):
-            if run.withdrawn and run.seated:
-                self._drop(run)
+            self._drop_withdrawn(run)
             return False
         if not self._lease.holds():
             self._give_back(run, "lease lapsed")
@@ -209,6 +238,19 @@ class Runner:
         if self._observer is not None:
             self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
         return True
+
+    def _may_send(self, call: IsolatedCall) -> bool:
+        """A process is free for this body: its time counts from now. False: it must not begin any more."""
+        run = call.run
+        if not self._lease.holds():
+            return False
+        self._table.set_deadline(run, self._loop.time() + run.plan.timeout_s)
+        self._deadlines.watch(run.deadline)
+        return True
+
+    def _drop_withdrawn(self, run: Run) -> None:
+        if run.withdrawn and run.seated:
+            self._drop(run)
 
     def _start_on_thread(
         self, run: Run, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -234,13 +276,10 @@ class Runner:
     def _end_of_value(self, run: Run, value: Any) -> End:
         if run.overdue:
             return ending.timed_out(run, None)
-        try:
-            blob = encode_result(value, limit=self._settings.result_limit_bytes)
-        except Exception as error:  # the value's own methods may raise anything
-            return ending.without_result(error)
-        if len(blob) > WARN_PAYLOAD_BYTES:
-            _log.warning("large result", job_id=run.job.id, task=run.job.task, bytes=len(blob))
-        return End(Outcome.COMPLETED, blob)
+        end = ending.returned(value, self._settings.result_limit_bytes)
+        if end.result is not None and len(end.result) > WARN_PAYLOAD_BYTES:
+            _log.warning("large result", job_id=run.job.id, task=run.job.task, bytes=len(end.result))
+        return end
 
     def _raised(self, run: Run, error: BaseException) -> None:
         self._finish(run, ending.raised(run, error))
@@ -303,14 +342,16 @@ class Runner:
 
     def _stop_body(self, run: Run, kind: Interruption) -> None:
         handle = run.handle
-        if isinstance(handle, ThreadCall):
+        if isinstance(handle, ThreadCall | IsolatedCall):
             # The exception first: a body that polls the flag shall not return before it comes.
             handle.interrupt(kind)
             run.context.mark_cancelled()
         else:
             run.context.mark_cancelled()
             if not self._table.enter(run):
-                if handle is not None:
+                if run.withdrawn:
+                    self._drop_withdrawn(run)
+                elif handle is not None:
                     handle.cancel()
             elif run.cancelled:
                 self._finish(run, End(Outcome.CANCELLED))
@@ -328,6 +369,11 @@ class Runner:
 
     def _overdue(self, run: Run, now: float) -> None:
         run.deadline = NEVER
+        if isinstance(run.handle, IsolatedCall):
+            run.handle.kill()
+            if now < run.handle.gone_by:
+                run.deadline = run.handle.gone_by
+                return
         if isinstance(run.handle, ThreadCall) and not self._pool.abandon(run.handle):
             if run.plan.guided:  # what follows the body may hang as well
                 run.deadline = now + self._settings.hard_grace_s
@@ -342,6 +388,15 @@ class Runner:
         if self._observer is not None:
             self._observer(BodyUnstoppable(run.job.id))
         self._on_overdue()
+
+    def kill_isolated(self) -> list[Run]:
+        """At the end of the worker: kill the processes of the bodies that still run in one. Their runs."""
+        left: list[Run] = []
+        for run in self._table.bodies():
+            if isinstance(run.handle, IsolatedCall):
+                run.handle.kill()
+                left.append(run)
+        return left
 
     def mark_unstoppable(self) -> list[Run]:
         """At the end of the worker: what its jobs' owner shall leave behind for bodies that still run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -13,8 +13,12 @@ from fluxmesh.context import Context
 from fluxmesh.job import JobOptions
 from fluxmesh.outcome import Policy
 from fluxmesh.storage.values import ClaimedJob, Owned
+from fluxmesh.worker.ledger import NONE, Ledger
 from fluxmesh.worker.slots import Slots
 from fluxmesh.worker.threads import Phase, ThreadCall
+
+if TYPE_CHECKING:
+    from fluxmesh.worker.isolated.call import IsolatedCall
 
 NEVER: Final = float("inf")
 
@@ -22,7 +26,8 @@ NEVER: Final = float("inf")
 class Plan(Struct, frozen=True):
     """How jobs of one task with the same stored options are run: worked out once, used by each of them.
 
-    `fillable`: parameters that are resources. `guided`: there is more to a run than its body."""
+    `fillable`: parameters that are resources. `guided`: there is more to a run than its body. `isolated`: the
+    body runs in a process of its own, `alone` in one that runs nothing else."""
 
     function: Callable[..., Any] | None
     is_async: bool
@@ -33,6 +38,9 @@ class Plan(Struct, frozen=True):
     cancel_on_lapse: bool
     fillable: Fillable = ()
     guided: bool = False
+    isolated: bool = False
+    alone: bool = False
+    memory_limit_mb: int | None = None
 
 
 class Run:
@@ -51,6 +59,7 @@ class Run:
         "handle",
         "interrupted",
         "job",
+        "ledger_at",
         "lost",
         "overdue",
         "overdue_since",
@@ -65,8 +74,9 @@ class Run:
         self.plan = plan
         self.context = context
         self.deadline = deadline  # of the loop's clock: the next at which something is to be done about it
-        self.handle: asyncio.Task[None] | ThreadCall | None = None
+        self.handle: asyncio.Task[None] | ThreadCall | IsolatedCall | None = None
         self.seated = True  # it occupies a slot
+        self.ledger_at = NONE
         self.ended = False
         self.timed_out = False
         self.overdue = False
@@ -86,6 +96,7 @@ class RunTable:
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
+        self.ledger: Ledger | None = None  # of whoever watches over this process
         self.runs: dict[str, Run] = {}
         self.on_change: Callable[[], None] | None = None  # a slot was freed or a body has ended
         # Async bodies whose task was made but whose first line was not reached yet. Whoever pops an entry,
@@ -104,15 +115,32 @@ class RunTable:
         return run if run is not None and run.job.token == token else None
 
     def add(self, run: Run) -> None:
-        self.runs[run.job.id] = run
-        self.slots.enter(run.job.tier)
+        job = run.job
+        self.runs[job.id] = run
+        self.slots.enter(job.tier)
+        ledger = self.ledger
+        if ledger is not None:
+            waits = run.plan.is_async or run.plan.guided
+            run.ledger_at = ledger.enter(job.id, job.token, run.deadline, waits)
+
+    def set_deadline(self, run: Run, deadline: float) -> None:
+        """The time of a body that had to wait for its process begins later than its job was taken in."""
+        run.deadline = deadline
+        if run.ledger_at != NONE and self.ledger is not None:
+            self.ledger.set_deadline(run.ledger_at, deadline)
 
     def await_entry(self, run: Run) -> None:
         self._waiting[run.job.id] = run
 
     def enter(self, run: Run) -> bool:
         """True: the body may be entered now, and nobody will give the job back meanwhile."""
-        return self._waiting.pop(run.job.id, None) is not None
+        if self._waiting.pop(run.job.id, None) is None:
+            return False
+        ledger = self.ledger
+        if ledger is None or ledger.begin(run.ledger_at):
+            return True
+        run.withdrawn = True  # by whoever watches over this process
+        return False
 
     def unseat(self, run: Run) -> None:
         """Its slot is free again: it has ended, or cannot be stopped."""
@@ -126,15 +154,24 @@ class RunTable:
         """Its body has ended; it stays here until storage has confirmed that."""
         run.ended = True
         run.handle = None
+        if run.ledger_at:
+            self._strike(run)
         if run.seated:
             self.unseat(run)
         elif self.on_change is not None:
             self.on_change()
 
+    def _strike(self, run: Run) -> None:
+        assert self.ledger is not None
+        self.ledger.strike(run.ledger_at)
+        run.ledger_at = NONE
+
     def forget(self, run: Run) -> None:
         """Storage has its end, or it was given back."""
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
+        if run.ledger_at:
+            self._strike(run)
         self.unseat(run)
 
     def bodies(self) -> list[Run]:

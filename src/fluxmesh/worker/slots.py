@@ -40,6 +40,11 @@ class Slots:
         )
 
     @property
+    def reserves(self) -> bool:
+        """Some slots are kept for a tier."""
+        return bool(self._reserve)
+
+    @property
     def free(self) -> int:
         return self.concurrency - self.occupied
 

@@ -1,4 +1,5 @@
-"""The process above the workers: it starts them, proves their deaths and fills their places.
+"""The process above the workers: it starts them, keeps their leases, proves their deaths and fills their
+places.
 
 It runs no user code, so nothing a job does can stop it. Children stay in its process group (the reasons
 stand in signals.py); they end by themselves when it dies, by the end of file on their standard input.
@@ -19,7 +20,7 @@ from fluxmesh.scheduler.housekeeping import STOPPED
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.worker.child_process import ChildProcess, ChildSpec
-from fluxmesh.worker.death_reporter import CLOSE_S, DeathReporter
+from fluxmesh.worker.death_reporter import CLOSE_S, Death, DeathReporter
 from fluxmesh.worker.deaths import (
     EXIT_FENCED,
     EXIT_HURRIED,
@@ -30,6 +31,7 @@ from fluxmesh.worker.deaths import (
     next_step,
     restart_delay_s,
 )
+from fluxmesh.worker.guard import ChildGuard
 from fluxmesh.worker.rival import live_rival
 from fluxmesh.worker.signals import TELLING_GAP_S, StopSignals
 
@@ -40,6 +42,7 @@ HURRY_EXIT_S: Final = 1.0
 HURRY_KILL_S: Final = 0.6
 LAST_S: Final = 0.4  # of these, for the end of this process itself
 LEAST_CLOSE_S: Final = 0.2
+KILLED: Final = "killed by its supervisor"
 # A process manager that signals the process and its group means it once.
 SAME_MOMENT_S: Final = 0.02
 FORWARD_GAP_S: Final = TELLING_GAP_S + 0.05
@@ -55,6 +58,7 @@ class _Place:
         self.killed = False  # by us, because it did not end in time
         self.was_ready = False
         self.failures = 0  # short lives running
+        self.stalls = 0  # and those that were ended because they stood still
 
     def noted_ready(self) -> None:
         self.was_ready = True
@@ -82,8 +86,10 @@ class Supervisor:
         self._places = [_Place(spec) for spec in children]
         self._settings = settings
         self._open_storage = open_storage
+        self._clock = clock
+        self._rng = rng or random.Random()
         self._reporter = DeathReporter(
-            open_storage=open_storage, settings=settings, clock=clock, rng=rng or random.Random()
+            open_storage=open_storage, settings=settings, clock=clock, rng=self._rng
         )
         self._log = get_logger("supervisor")
         self._tellings = 0
@@ -167,8 +173,13 @@ class Supervisor:
             lived_s = loop.time() - began
             if step is Next.REPLACE or lived_s >= STABLE_AFTER_S:
                 place.failures = 0
+            if lived_s >= STABLE_AFTER_S:
+                place.stalls = 0
             if step is Next.RESTART:
                 place.failures += 1
+            if step is Next.RENEW:
+                place.stalls += 1
+            if step is not Next.REPLACE:
                 await self._rest(place)
 
     async def _live(self, place: _Place) -> Next:
@@ -182,12 +193,29 @@ class Supervisor:
         place.log.info("worker started", pid=child.pid)
         if self._told.is_set():
             child.send(signal.SIGTERM)  # told while it was being started
-        code = await child.wait()
-        place.child = None
-        step = self._ended(place, child, code)
+        guard = await self._guard(place, child)
+        try:
+            code = await child.wait()
+        finally:
+            place.child = None
+            await guard.close()
+            child.ledger.close()
+        step = self._ended(place, child, code, guard)
         if step is Next.RESTART and code == EXIT_FENCED and await self._outlived_by_rival(place, child):
             return Next.GIVE_UP
         return step
+
+    async def _guard(self, place: _Place, child: ChildProcess) -> ChildGuard:
+        guard = ChildGuard(
+            child,
+            open_storage=self._open_storage,
+            stall_limit_s=self._settings.stall_limit_s,
+            clock=self._clock,
+            log=place.log,
+            rng=self._rng,
+        )
+        await guard.start()
+        return guard
 
     async def _outlived_by_rival(self, place: _Place, child: ChildProcess) -> bool:
         rival = await live_rival(self._open_storage, place.spec.worker_id, child.epoch or 0)
@@ -204,14 +232,20 @@ class Supervisor:
             self.stop()
         return True
 
-    def _ended(self, place: _Place, child: ChildProcess, code: int) -> Next:
+    def _ended(self, place: _Place, child: ChildProcess, code: int, guard: ChildGuard) -> Next:
         stopping = self._told.is_set()
         drained = code == EXIT_STOPPED and child.ended
         by_us = place.killed or (stopping and code in (EXIT_HURRIED, -signal.SIGTERM))
         left = drained and not child.left_running
         how = STOPPED if by_us or (drained and not left) else how_ended(code)
-        if not left and child.epoch is not None and self._settings.proof_of_death:
-            self._reporter.report(WorkerRef(place.spec.worker_id, child.epoch), how)
+        stall = guard.stall if code == -signal.SIGKILL else None
+        if stall is not None:
+            how = f"{KILLED if stall.culprit_unknown else STOPPED}: {stall.what}"
+        if not left and child.epoch is not None:
+            declared = how if self._settings.proof_of_death else None
+            if declared is not None or guard.untold:
+                ref = WorkerRef(place.spec.worker_id, child.epoch)
+                self._reporter.report(Death(ref, declared, guard.untold))
         say = place.log.info if drained or by_us else place.log.warning
         say("worker ended", pid=child.pid, epoch=child.epoch, how=how)
         step = next_step(
@@ -220,6 +254,7 @@ class Supervisor:
             stopping=stopping,
             said_so=child.ended,
             hopeless=child.hopeless,
+            stalled=stall is not None,
         )
         if step is Next.GIVE_UP:
             self._exit_code = code
@@ -228,8 +263,8 @@ class Supervisor:
 
     async def _rest(self, place: _Place) -> None:
         """Back-off before a restart, cut short by a telling."""
-        delay_s = restart_delay_s(place.failures)
-        place.log.info("worker restarts", delay_s=delay_s, failures=place.failures)
+        delay_s = restart_delay_s(place.failures, place.stalls)
+        place.log.info("worker restarts", delay_s=delay_s, failures=place.failures, stalls=place.stalls)
         try:
             async with asyncio.timeout(delay_s):
                 await self._told.wait()

@@ -24,13 +24,18 @@ from fluxmesh.submission import DEFAULT_QUEUE, checked_name, checked_queue, chec
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.beater import Beater, BeatReport
 from fluxmesh.worker.fetcher import Fetcher
+from fluxmesh.worker.isolated.isolation import check_isolation
+from fluxmesh.worker.isolated.process import KILL_S
+from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.ledger import Ledger
 from fluxmesh.worker.notices import NoticeListener
 from fluxmesh.worker.observe import LeaseLapsed, Observer
 from fluxmesh.worker.progress import ProgressSender
 from fluxmesh.worker.runner import Runner
 from fluxmesh.worker.runs import RunTable
 from fluxmesh.worker.slots import Slots, checked_reserve
+from fluxmesh.worker.watch import LoopWatch, Orphanage
 
 STUCK_PER_SLOT: Final = 2  # more bodies than this that cannot be stopped, and the worker retires at once
 OPEN_S: Final = 30.0
@@ -40,6 +45,8 @@ HURRIED_FLUSH_S: Final = 0.3
 RESOURCES_S: Final = 10.0  # to close what the worker built
 LEAVE_S: Final = 0.2  # for each part of the worker to end
 CLOSE_S: Final = 0.3  # in all, with the above, a worker takes less than 2 s beyond its grace periods
+ORPHAN_SLACK_S: Final = 2.0  # beyond the grace periods, before a worker without a supervisor ends itself
+LAST_WORDS_S: Final = 1.0
 _log = get_logger("worker")
 
 
@@ -68,7 +75,7 @@ class Worker:
     """Runs jobs on the event loop it is started in, until it is stopped.
 
     `open_storage(inline)` opens a connection: one for this loop, one (inline) for the beats. `observer`
-    hears of every step; it is for tests and benchmarks.
+    hears of every step; it is for tests and benchmarks. `source`: how other processes find the tasks.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class Worker:
         settings: Settings,
         config: WorkerConfig,
         clock: Clock,
+        source: BodySource | None = None,
         observer: Observer | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -87,6 +95,8 @@ class Worker:
             checked_queue(queue)
         tiers = tuple(sorted({checked_tier(tier) for tier in config.tiers}))
         checked_reserve(config.reserve, config.concurrency, tiers)
+        check_isolation(registry, source)
+        self._source = source
         self._open_storage = open_storage
         self._registry = registry
         self._settings = settings
@@ -107,6 +117,7 @@ class Worker:
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
+        self._orphanage: Orphanage | None = None
         self._status = "ready"
         self._ref = WorkerRef(config.worker_id, 0)
         self._command: str | None = None
@@ -140,6 +151,30 @@ class Worker:
         process; a loop they run on would wait for them for ever."""
         return len(self._table.bodies())
 
+    def write_ledger(self, fd: int) -> None:
+        """Before the start: write into this file what whoever watches over this process has to know
+        (ledger.py). The descriptor is not kept. Raises OSError, ValueError."""
+        self._table.ledger = Ledger(
+            fd,
+            self._registration,
+            concurrency=self._config.concurrency,
+            hard_grace_s=self._settings.hard_grace_s,
+            clock=self._clock,
+        )
+
+    def end_without(self, supervisor_fd: int, end: Callable[[], None]) -> None:
+        """Before the start: once the other end of this pipe is gone, and the loop stands still, so that it
+        cannot drain, call `end`, which ends the process. What that means for the jobs is stored before, if
+        possible."""
+        settings = self._settings
+        patience_s = self._config.grace_s + settings.hard_grace_s + ORPHAN_SLACK_S
+
+        def with_last_words() -> None:
+            self._beater.say_last_words(LAST_WORDS_S)
+            end()
+
+        self._orphanage = Orphanage(supervisor_fd, patience_s, with_last_words)
+
     # -- beginning -----------------------------------------------------------------------------------
     async def start(self) -> None:
         """Open storage, register, begin to beat and to claim. Raises what any of the first three raises."""
@@ -154,12 +189,15 @@ class Worker:
             epoch = await self._storage.register(self._registration)
             self._ref = WorkerRef(self.worker_id, epoch)
             self._lease.renewed(sent_s)
+            if self._table.ledger is not None:
+                self._table.ledger.registered(epoch, sent_s)
             self._make_parts()
             await self._start_beats()
         except BaseException:
             await self._storage.close()
             raise
         self._watch_lease()
+        self._runner.start()
         await self._fetcher.start()
         await self._housekeeper.start()
         await self._notices.start()
@@ -185,6 +223,7 @@ class Worker:
                 message = f"the connection for heartbeats did not open in {OPEN_S:g} s"
                 raise StorageUnreachable(message, hint="see `fluxmesh doctor`") from None
             raise
+        self._watch.start()
 
     def _make_parts(self) -> None:
         beat_s = self._settings.beat_every_s
@@ -212,6 +251,7 @@ class Worker:
             cancel_on_lapse=self._config.on_lease_lost == "cancel",
             table=self._table,
             lease=self._lease,
+            source=self._source,
             progress=self._progress,
             deliver=self._fetcher.deliver,
             give_back=self._fetcher.give_back,
@@ -231,6 +271,19 @@ class Worker:
             beat_s=beat_s,
             on_report=self._on_report,
             on_failure=self._on_failure,
+            on_end=lambda: self._watch.stop(),
+            ledger=self._table.ledger,
+        )
+        self._watch = LoopWatch(
+            self._loop,
+            name=self.worker_id,
+            table=self._table,
+            clock=self._clock,
+            ledger=self._table.ledger,
+            orphanage=self._orphanage,
+            on_blocked=self._beater.give_back_waiting,
+            is_alone=self._beater.is_alone,
+            on_alone=self._beater.wake,
             observer=self._observer,
         )
         self._notices = NoticeListener(self._storage, self._ref, nudge_beat=self._beater.nudge)
@@ -355,6 +408,8 @@ class Worker:
         if not self._begun:
             self._wish = self._wish or (end, grace_s)
         elif self._closing is None:
+            # Now, and not at that task's turn: a round just woken would claim what is only given back.
+            self._fetcher.stop_claiming()
             self._closing = self._loop.create_task(self._close(end, grace_s), name="fluxmesh-worker-close")
 
     async def _close(self, end: WorkerEnd, grace_s: float) -> None:
@@ -376,7 +431,6 @@ class Worker:
     async def _drain(self, end: WorkerEnd, grace_s: float) -> None:
         _log.info("worker draining", worker=self.worker_id, why=end.value, running=self.running_count)
         self._status = "retiring" if end is WorkerEnd.RETIRED else "draining"
-        self._fetcher.stop_claiming()
         self._housekeeper.request_stop()
         self._beater.nudge()
         await self._within(self._bodies_end(), grace_s, 0.0)
@@ -384,6 +438,9 @@ class Worker:
             self._runner.interrupt(run)
         hard_s = self._settings.hard_grace_s
         await self._within(self._bodies_end(), hard_s, min(hard_s, HURRIED_GRACE_S))
+        killed = self._runner.kill_isolated()
+        if killed:
+            await self._within(self._until(lambda: all(run.ended for run in killed)), KILL_S, HURRIED_GRACE_S)
         unstoppable = self._runner.mark_unstoppable()
         await self._within(self._last_words(unstoppable=bool(unstoppable)), FLUSH_S, HURRIED_FLUSH_S)
         if self._table.bodies():
@@ -441,6 +498,7 @@ class Worker:
         self._runner.close()
         if self._runner.has_resources:
             await self._within(self._runner.close_resources(), RESOURCES_S, HURRIED_FLUSH_S)
+        await self._runner.kill_processes()
         self._progress.close()
         parts = (self._fetcher, self._housekeeper, self._notices)
         await asyncio.gather(*(part.stop(LEAVE_S) for part in parts))

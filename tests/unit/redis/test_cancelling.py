@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from fluxmesh.config import Settings
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.submission import prepare
-from tests.redis_server import Server
+from tests.redis_server import Server, shared_server  # noqa: F401 - a fixture
 
 TURNS = 24  # of the loop, after which a call has certainly come to wait for its answer
 BOUND_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
 
 
 async def cancelled_at_every_turn(storage: Storage, job_id: str) -> None:

@@ -66,6 +66,7 @@ class RedisStorage:
         self._scripts = Scripts(connections, prefix, clock)
         self._listener = Listener(connections)
         self._bells = Bells(self._listener)
+        self._awaits = False
         self._loop = asyncio.get_running_loop()
 
     # -- producers -----------------------------------------------------------------------------------
@@ -82,6 +83,10 @@ class RedisStorage:
         def hear(_: bytes | None) -> None:
             over.set()
 
+        if not self._awaits:
+            # Kept for as long as this storage is open: who has waited for one job will wait for more.
+            await self._listener.add(self._scripts.key("awaited"), lambda _: None)
+            self._awaits = True
         await self._listener.add(channel, hear)
         try:
             deadline = self._loop.time() + timeout_s

@@ -54,6 +54,7 @@ KEYS: Final[Mapping[str, str]] = {
     # Channels, not keys.
     "bell": "bell:{}",  # epoch: there may be work; "notice": a beat would be told something
     "over": "over:{}",  # job id: it has ended
+    "awaited": "awaited",  # nothing is sent; its listeners may wait for the end of a job
     "event": "event:{}",  # topic
 }
 

@@ -17,10 +17,11 @@ from fluxmesh.errors import StorageUnreachable
 from fluxmesh.events import MAX_TOPICS, Event, decode_event
 from fluxmesh.job import Attempt, Job
 from fluxmesh.query import Page, Query, checked_limit
+from fluxmesh.storage import forks
 from fluxmesh.storage.base import checked_batch
 from fluxmesh.storage.sqlite import enqueue as enqueue_verbs
 from fluxmesh.storage.sqlite import exchange as exchange_verbs
-from fluxmesh.storage.sqlite import forks, liveness, operate, ownership, prune, push, reads
+from fluxmesh.storage.sqlite import liveness, operate, ownership, prune, push, reads
 from fluxmesh.storage.sqlite.bells import ENDED, EVENT, NOTICE, WORK, Belfry, Bell
 from fluxmesh.storage.sqlite.connection import check_present, connect, file_system, path_of, prepare_schema
 from fluxmesh.storage.sqlite.engine import Answer, Call, Checkpointer, Reader, Transactor, Writer

@@ -19,7 +19,7 @@ import apsw
 
 from fluxmesh.clock import Clock
 from fluxmesh.errors import FluxMeshError, InvalidOption, StorageUnreachable
-from fluxmesh.storage.sqlite import forks
+from fluxmesh.storage import forks
 from fluxmesh.storage.sqlite.connection import connect, told
 from fluxmesh.storage.sqlite.step import Shared, Step
 

@@ -197,6 +197,16 @@ class TestRequests:
         assert again == first
 
     @scenario
+    async def test_of_two_requests_the_later_may_be_done_first_and_each_is_remembered(self, lab: Lab) -> None:
+        made = await lab.put_many(5)
+        worker = await lab.worker()
+        earlier, later = worker.request(slots=2), worker.request(slots=2)
+        first = [await worker.send(later), await worker.send(earlier)]
+        assert [ids(answer.running) for answer in first] == [made[:2], made[2:4]]
+        again = [await worker.send(earlier), await worker.send(later)]
+        assert [answer.running for answer in again] == [answer.running for answer in first[::-1]]
+
+    @scenario
     async def test_request_ids_of_another_epoch_mean_nothing_to_this_one(self, lab: Lab) -> None:
         await lab.put_many(2)
         older = await lab.worker("w1")

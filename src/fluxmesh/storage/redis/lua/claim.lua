@@ -7,6 +7,7 @@ local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
 local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
 local PLACE_TEXT = {'1', '2'}
 
+-- rare
 local function load_limits()
   local limits, any = {}, false
   local found = call('HGETALL', K.limits())
@@ -19,10 +20,12 @@ local function load_limits()
 end
 
 local function new_claim(me, request)
-  open_freed()
+  if next(S.keys) then
+    open_freed()
+  end
   local c = {me = me, request = int(request), more = false, left_behind = false, budget = PARK_CAP, shut = {},
-    paused = {}, limits = {}, limited = false, lanes = {}, takes = {}, holds = {}, unexpiring = {},
-    gone = {}, order = {}}
+    paused = {}, limits = {}, limited = false, lanes = {}, takes = {}, n_takes = 0, holds = {}, unexpiring = {},
+    gone = {}, order = {}, alike = {n = 0}}
   if call('EXISTS', K.paused(), K.limits(), K.lanes()) == 0 then
     return c
   end
@@ -38,6 +41,7 @@ local function new_claim(me, request)
 end
 
 -- Rate limits, as limits.py has them -----------------------------------------------------------------------
+-- rare
 local function standing_tat(limit, task)
   if not limit.tat then
     limit.tat = tonumber(call('HGET', K.tat(), task) or 0)
@@ -48,11 +52,13 @@ local function standing_tat(limit, task)
   return math.max(limit.tat, now)
 end
 
+-- rare
 local function permits(limit, task)
   local backlog_us = standing_tat(limit, task) - now
   return math.max(0, math.floor((limit.count * limit.interval_us - backlog_us) / limit.interval_us))
 end
 
+-- rare
 local function spend(c)
   c.budget = c.budget - 1
   if c.budget <= 0 then
@@ -61,6 +67,7 @@ local function spend(c)
 end
 
 -- Why no job of this task may start now; nil: one may.
+-- rare
 local function block(c, task)
   local limit = c.limits[task]
   if not limit then
@@ -76,16 +83,18 @@ local function block(c, task)
   end
 end
 
+-- rare
 local function park(c, found, lane, reason)
   spend(c)
   if found.place == 2 and found.lane == lane then
     c.shut[lane] = true -- all behind it wait for the same
     return
   end
+  local seq = found.seq or call('ZSCORE', found.key, found.id)
   count(found.queue, found.tier, found.place, -1)
   count(found.queue, found.tier, 2, 1)
   through(function()
-    park_into(lane, found.id, found.seq)
+    park_into(lane, found.id, seq)
     call('HSET', K.job(found.id), 'place', 2, 'lane', lane, 'waiting_for', reason)
     if found.place == 2 then
       unpark(found.lane, found.id)
@@ -93,10 +102,6 @@ local function park(c, found, lane, reason)
       call('ZREM', found.key, found.id)
     end
   end)
-end
-
-local function is_limited(c, task, key)
-  return key or c.limits[task] ~= nil
 end
 
 -- What a claim reads of a record: place, token, task, payload, options, and of one that has more: attempts,
@@ -110,6 +115,7 @@ local function read_claimable(name)
   return v
 end
 
+-- rare
 local function is_sound(v)
   if not (v[3] and v[4]) or (v[2] and not whole(v[2])) then
     return false
@@ -124,6 +130,7 @@ end
 
 -- A job whose record another hand has spoilt is a dead letter; what has no record, or stands elsewhere, only
 -- leaves the set in which it was met.
+-- rare
 local function bury(c, found, v)
   spend(c)
   call('ZREM', found.key, found.id)
@@ -144,7 +151,8 @@ end
 local function may_run(c, found)
   local name = K.job(found.id)
   local v = read_claimable(name)
-  if v.err or v[1] ~= PLACE_TEXT[found.place] or not is_sound(v) then
+  local sound = not v.err and v[1] == PLACE_TEXT[found.place] and v[3] and v[4]
+  if not sound or ((v.more or v[2]) and not is_sound(v)) then
     bury(c, found, v)
     return false
   end
@@ -168,11 +176,38 @@ local function may_run(c, found)
     return false
   end
   found.name, found.task, found.v, found.concurrency_key = name, task, v, key or nil
-  found.limited = is_limited(c, task, key)
+  found.limited = key or c.limits[task]
   return true
 end
 
 -- Walks: functions that give the next job, or nil ---------------------------------------------------------
+-- The ready jobs of a queue that has no parking sets to look at. What it gives is one table, filled anew for each job;
+-- their arrival numbers are not read, which costs as much as reading their records.
+local function ready_walk(name, queue, tier, want)
+  local chunk = math.max(2, math.min(want + 1, 257))
+  local found = {id = '', place = 1, key = name, queue = queue, tier = tier, name = '', task = '', v = '',
+    concurrency_key = nil, limited = nil}
+  local buffer, at, size, after = nil, 0, 0, '-inf'
+  return function()
+    if at == size then
+      if not after then
+        return nil
+      end
+      buffer = call('ZRANGEBYSCORE', name, after, '+inf', 'LIMIT', '0', chunk)
+      at, size = 0, #buffer
+      -- The last one's number now: it may be taken out of the set before the next look.
+      after = size == chunk and '(' .. call('ZSCORE', name, buffer[size])
+      if size == 0 then
+        return nil
+      end
+    end
+    at = at + 1
+    found.id = buffer[at]
+    return found
+  end
+end
+
+-- rare
 local function lane_walk(c, place, lane, name, queue, tier, want)
   local chunk = tostring(math.max(2, math.min(want + 1, 257)))
   local buffer, at, after, last = {}, 1, '-inf', false
@@ -198,6 +233,7 @@ local function lane_walk(c, place, lane, name, queue, tier, want)
 end
 
 -- The next of several walks by arrival.
+-- rare
 local function merge(walks)
   local heads = {}
   local function draw(i)
@@ -226,14 +262,20 @@ local function merge(walks)
   end
 end
 
-local function queue_walk(c, tier, queue, want)
+-- rare
+local function lanes_walk(c, lanes, tier, queue, want)
   local walks = {lane_walk(c, 1, nil, K.ready(queue, tier), queue, tier, want)}
-  for _, l in ipairs(c.lanes[tier .. ':' .. queue] or {}) do
+  for _, l in ipairs(lanes) do
     if not c.shut[l.lane] and (l.kind == 'k' or (knows(c.me, l.ref) and not block(c, l.ref))) then
       walks[#walks + 1] = lane_walk(c, 2, l.lane, K.parked(l.lane), queue, tier, want)
     end
   end
-  local walk = #walks == 1 and walks[1] or merge(walks)
+  return #walks == 1 and walks[1] or merge(walks)
+end
+
+local function queue_walk(c, tier, queue, want)
+  local lanes = c.lanes[tier .. ':' .. queue]
+  local walk = lanes and lanes_walk(c, lanes, tier, queue, want) or ready_walk(K.ready(queue, tier), queue, tier, want)
   return function()
     while not c.more do
       local found = walk()
@@ -309,6 +351,7 @@ local function claimed(id, token, queue, tier, v)
   return told
 end
 
+-- rare
 local function spend_permit(c, task)
   local limit = c.limits[task]
   if limit and limit.count > 0 then
@@ -317,15 +360,47 @@ local function spend_permit(c, task)
   end
 end
 
+-- Most jobs of a claim are alike, so what is counted is counted for many of them at once: those alike that were not
+-- counted yet.
+local function count_alike(c)
+  local a = c.alike
+  if a.n > 0 then
+    local n = a.n
+    a.n = 0
+    count(a.queue, a.tier, a.place, -n)
+    count(a.queue, a.tier, a.to, n)
+    if a.to == 4 then
+      runs(a.task, nil, n)
+    end
+  end
+end
+
+local function count_take(c, found, to)
+  local a = c.alike
+  if a.queue ~= found.queue or a.tier ~= found.tier or a.task ~= found.task or a.place ~= found.place or a.to ~= to then
+    count_alike(c)
+    a.queue, a.tier, a.task, a.place, a.to = found.queue, found.tier, found.task, found.place, to
+  end
+  a.n = a.n + 1
+  if found.limited then
+    count_alike(c) -- the next one's limits are held against it
+    if found.concurrency_key and to == 4 then
+      local key = 'k:' .. found.concurrency_key
+      S.running[key] = (S.running[key] or 0) + 1
+    end
+  end
+end
+
 local function take(c, found, running)
   local v, me = found.v, c.me
   local token = v[2] and token_after(tonumber(v[2])) or now
   token = token == now and NOW or int(token)
   if running then
-    spend_permit(c, found.task)
+    if c.limited then
+      spend_permit(c, found.task)
+    end
     call('HSET', found.name, 'place', '4', 'lane', me.epoch, 'token', token, 'worker_id', me.worker_id, 'request',
       c.request, 'started_us', NOW)
-    runs(found.task, found.concurrency_key, 1)
     if v.more and v.more[6] then
       c.unexpiring[#c.unexpiring + 1] = found.id
     end
@@ -335,17 +410,17 @@ local function take(c, found, running)
     c.holds[#c.holds + 1] = NOW
     c.holds[#c.holds + 1] = found.id
   end
-  c.takes[#c.takes + 1] = NOW
-  c.takes[#c.takes + 1] = found.id
+  local n = c.n_takes
+  c.takes[n + 1], c.takes[n + 2], c.n_takes = NOW, found.id, n + 2
   local gone = c.gone[found.key]
   if not gone then
-    gone = {lane = found.lane, ids = {}}
+    gone = {lane = found.lane, ids = {}, n = 0}
     c.gone[found.key] = gone
     c.order[#c.order + 1] = found.key
   end
-  gone.ids[#gone.ids + 1] = found.id
-  count(found.queue, found.tier, found.place, -1)
-  count(found.queue, found.tier, running and 4 or 3, 1)
+  gone.n = gone.n + 1
+  gone.ids[gone.n] = found.id
+  count_take(c, found, running and 4 or 3)
   if found.place == 2 or (v.more and v.more[9]) then
     call('HDEL', found.name, 'waiting_for', 'hops')
   end
@@ -354,9 +429,10 @@ end
 
 -- Move what was taken from set to set, for all at once.
 local function write_takes(c)
-  if #c.takes == 0 then
+  if c.n_takes == 0 then
     return
   end
+  count_alike(c)
   call('ZADD', K.in_flight(c.me.worker_id, c.me.epoch), unpack(c.takes))
   call('HSET', K.owners(), c.me.epoch, c.me.worker_id)
   if #c.holds > 0 then
@@ -378,21 +454,22 @@ end
 -- Up to slots jobs given running, then up to extra held. reserve[t] of the slots are kept for tier t - 1.
 local function claim_jobs(c, slots, extra, reserve)
   local running, held, last_held = {}, {}, nil
-  local left, passed_over, lacking, bytes = slots, 0, 0, 0
+  local left, passed_over, lacking, bytes, n = slots, 0, 0, 0, 0
   owe(function() write_takes(c) end)
   for _, n in ipairs(reserve) do
     lacking = lacking + n
   end
   for found in runnable(c, c.me.tiers, slots + extra) do
     bytes = bytes + #found.v[4]
-    if bytes > CLAIM_BYTES and #running + #held > 0 then
+    if bytes > CLAIM_BYTES and n + #held > 0 then
       c.more, c.left_behind = true, true
       ready(found.queue, found.tier, found.task)
       break
     end
     local own = reserve[found.tier + 1] or 0
     if left > lacking - own then
-      running[#running + 1] = take(c, found, true)
+      n = n + 1
+      running[n] = take(c, found, true)
       left = left - 1
       if own > 0 then
         reserve[found.tier + 1] = own - 1
@@ -400,7 +477,7 @@ local function claim_jobs(c, slots, extra, reserve)
       end
     elseif extra > #held and not found.limited then
       held[#held + 1] = take(c, found, false)
-      last_held = found
+      last_held = {queue = found.queue, tier = found.tier, task = found.task}
     elseif left == 0 and extra <= #held then
       c.left_behind = true
       ready(found.queue, found.tier, found.task)
@@ -424,6 +501,7 @@ end
 
 -- What others hold -----------------------------------------------------------------------------------------
 -- Held jobs of others that may go to this worker, whatever their age: best tier and oldest first.
+-- rare
 local function takeable(me)
   local found = {}
   if not me.donates or call('EXISTS', K.held()) == 0 then
@@ -447,6 +525,7 @@ local function takeable(me)
 end
 
 -- Microseconds until take_held may find something; false: nothing is held that this worker could run.
+-- rare
 local function next_held_us(me)
   local first
   for _, job in ipairs(takeable(me)) do
@@ -456,6 +535,7 @@ local function next_held_us(me)
 end
 
 -- A held job changes its owner, and counts one more hop.
+-- rare
 local function hop(me, r, running)
   local token, to = token_after(r.token), running and 4 or 3
   count(r.queue, r.tier, 3, -1)

@@ -1,9 +1,5 @@
--- Make due jobs ready, oldest first in each tier. The number, and the first instant still to come.
-local function promote_due(limit)
-  local first = first_due()
-  if not first or first > now then
-    return 0, first
-  end
+-- rare
+local function make_ready(limit)
   local n = 0
   for tier = 0, 3 do
     local ids = n < limit and call('ZRANGEBYSCORE', K.delayed(tier), '-inf', now, 'LIMIT', 0, limit - n) or {}
@@ -34,6 +30,15 @@ local function promote_due(limit)
     end
   end
   return n, first_due()
+end
+
+-- Make due jobs ready, oldest first in each tier. The number, and the first instant still to come.
+local function promote_due(limit)
+  local first = first_due()
+  if not first or first > now then
+    return 0, first
+  end
+  return make_ready(limit)
 end
 
 -- What was not started in time ends; then what is due is promoted. The number promoted, and microseconds until the

@@ -13,6 +13,7 @@ local function packed(value)
   return known
 end
 
+-- rare
 local function is_history(blob)
   if #blob < 3 or string.byte(blob, 1) ~= 0xdc then
     return false
@@ -45,6 +46,7 @@ end
 -- Carry out a transition of a running job: t = {status, outcome, charge, result, error, delay_us, reason,
 -- fingerprint}, result and error as stored. While the cancel flag stands every end but COMPLETED is CANCELLED, for
 -- which nothing is charged.
+-- rare
 local function apply(r, t, token, percent, message)
   local status, outcome, charge = t[1], t[2], t[3]
   if r.cancel and status ~= 'COMPLETED' then

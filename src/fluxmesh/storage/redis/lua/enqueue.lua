@@ -4,9 +4,28 @@
 -- Answers per job 1 (created) or {verdict, id, by, status, pruned}.
 local queue_cap = A[2]
 local TIER = {[0] = '0', '1', '2', '3'}
-local rooms, homes, adds, of_task = {}, {}, {}, {}
+local rooms, homes, adds = {}, {}, {}
+local alike, kinds, last = {}, {}, nil
 
--- Members are added set by set, at the end.
+-- Members are added set by set, at the end. Jobs that are alike (of one queue, tier and task, ready all or later all)
+-- go to the same sets.
+local function kind_of(queue, tier, task, later)
+  local kind = last
+  if kind and kind.queue == queue and kind.tier == tier and kind.task == task and kind.later == later then
+    return kind
+  end
+  local known = within(within(within(alike, queue), tier), task)
+  kind = known[later]
+  if not kind then
+    kind = {queue = queue, tier = tier, task = task, later = later, n = 0, counted = 0}
+    known[later] = kind
+    kinds[#kinds + 1] = kind
+  end
+  last = kind
+  return kind
+end
+
+-- rare
 local function list(name)
   local found = adds[name]
   if not found then
@@ -20,8 +39,6 @@ local function add(to, score, id)
   local n = to.n
   to[n + 1], to[n + 2], to.n = score, id, n + 2
 end
-
-local all = list(K.all())
 
 local function home(job)
   local queue, tier = job[3], job[4]
@@ -43,6 +60,7 @@ local function status_of(id)
   return type(place) == 'string' and STATUS[whole(place)]
 end
 
+-- rare
 local function known_key(job)
   local found = call('HMGET', K.idempotency(job[10]), 'payload_hash', 'job_id', 'status', 'forget_us')
   if not found[2] or (found[4] and tonumber(found[4]) <= now) then
@@ -95,7 +113,7 @@ end
 local function room(queue)
   local found = rooms[queue]
   if not found then
-    found = {left = queue_cap - queued(queue), listed = list(K.by_queue(queue)), ready = {}}
+    found = {left = queue_cap - queued(queue)}
     rooms[queue] = found
   end
   return found
@@ -128,6 +146,7 @@ local function extras(job, due_us)
   return found
 end
 
+-- rare
 local function write_keys(job, queue)
   if job[10] then
     call('DEL', K.idempotency(job[10]))
@@ -139,51 +158,54 @@ local function write_keys(job, queue)
   end
 end
 
-local function place_ready(home_room, queue, tier, task, seq, id)
-  local to = home_room.ready[tier]
-  if not to then
-    to = list(K.ready(queue, tier))
-    home_room.ready[tier] = to
-  end
-  add(to, seq, id)
-  count(queue, tier, 1, 1)
-  ready(queue, tier, task)
-end
-
 local function store(job, home_room, queue, tier, number)
   local id, task, seq = job[1], job[2], int(number)
   local due_us = job[7] and now + job[7] or job[8]
-  local later = due_us and due_us > now
-  local tasked = of_task[task]
-  if not tasked then
-    tasked = list(K.by_task(task))
-    of_task[task] = tasked
-  end
+  local later = due_us ~= nil and due_us > now
   call('HSET', K.job(id), 'place', later and '0' or '1', 'task', task, 'payload', job[5], 'queue', queue, 'tier',
     TIER[tier], 'seq', seq, 'created_us', NOW, unpack(extras(job, due_us)))
   if job[9] then
     add(list(K.expires()), now + job[9], id)
   end
-  for _, tag in ipairs(job[15] or {}) do
-    add(list(K.by_tag(tag)), seq, id)
+  if job[15] then
+    for _, tag in ipairs(job[15]) do
+      add(list(K.by_tag(tag)), seq, id)
+    end
   end
-  add(all, seq, id)
-  add(home_room.listed, seq, id)
-  add(tasked, seq, id)
+  add(kind_of(queue, tier, task, later), seq, id)
   home_room.left = home_room.left - 1
   if later then
     add(list(K.delayed(tier)), due_us, id)
-    count(queue, tier, 0, 1)
     scheduled(due_us, queue, tier, task)
-  else
-    place_ready(home_room, queue, tier, task, seq, id)
   end
   if job[10] or job[12] then
     through(function() write_keys(job, queue) end)
   end
 end
 
+local function note_kind(kind)
+  local n = kind.n / 2 - kind.counted
+  kind.counted = kind.counted + n
+  if n > 0 then
+    count(kind.queue, kind.tier, kind.later and 0 or 1, n)
+    if not kind.later then
+      ready(kind.queue, kind.tier, kind.task, n)
+    end
+  end
+end
+
 local function write_adds()
+  for _, kind in ipairs(kinds) do
+    note_kind(kind)
+  end
+  for _, kind in ipairs(kinds) do
+    if not kind.later then
+      call('ZADD', K.ready(kind.queue, kind.tier), unpack(kind, 1, kind.n))
+    end
+    call('ZADD', K.all(), unpack(kind, 1, kind.n))
+    call('ZADD', K.by_queue(kind.queue), unpack(kind, 1, kind.n))
+    call('ZADD', K.by_task(kind.task), unpack(kind, 1, kind.n))
+  end
   for name, members in pairs(adds) do
     if members.n > 0 then
       call('ZADD', name, unpack(members, 1, members.n))

@@ -7,10 +7,14 @@
 local worker_id, epoch, request = A[2], int(A[3]), A[4]
 local in_flight = K.in_flight(worker_id, epoch)
 local owned_no_more, ended, uniques = {}, {}, {}
+local n_done, n_counted = 0, 0 -- jobs that have completed; of these, those that are counted
+local of_queue, of_tier, of_task -- those of the ones that are not
+local sound_tier, plain_history = {}, {}
 local PLAIN = {life = 1, attempts = 0}
 S.asking = epoch
 
 -- What a plain job has nothing of; nil: spoilt by another hand, the slow way knows what to do.
+-- rare
 local function read_more(name, id, queue)
   local m = call('HMGET', name, 'life', 'attempts', 'history', 'concurrency_key', 'unique_key')
   local r = {id = id, life = whole(m[1] or '1'), attempts = whole(m[2] or '0'), history = m[3], queue = queue,
@@ -18,39 +22,77 @@ local function read_more(name, id, queue)
   return r.life and r.attempts and r
 end
 
+-- Most jobs of an exchange are alike, so what is counted is counted for many of them at once.
+local function count_done()
+  local n = n_done - n_counted
+  if n > 0 then
+    n_counted = n_done
+    count(of_queue, of_tier, 4, -n)
+    count(of_queue, of_tier, 5, n)
+    freed(of_task, nil, n)
+  end
+end
+
+-- The history of a plain job that this worker has started then.
+local function history_since(started_us)
+  local known = plain_history[started_us]
+  if not known then
+    PLAIN.started_us, PLAIN.worker_id = whole(started_us), worker_id
+    known = append_history(PLAIN, 'completed', nil)
+    plain_history[started_us] = known
+  end
+  return known
+end
+
+local function is_tier(text)
+  local known = sound_tier[text]
+  if known == nil then
+    known = whole(text) ~= nil
+    sound_tier[text] = known
+  end
+  return known
+end
+
 -- A normal return, by far the most common end, touches as little as it can.
 local function complete(item)
   local id, result = item[1], item[3]
   local name = K.job(id)
   local v = redis.pcall('HMGET', name, 'place', 'token', 'lane', 'task', 'queue', 'tier', 'started_us', 'more')
-  if v.err or v[1] ~= '4' or v[2] ~= item[2] or v[3] ~= epoch or not (v[4] and v[5] and whole(v[6])) then
+  if v.err or v[1] ~= '4' or v[2] ~= item[2] or v[3] ~= epoch or not (v[4] and v[5] and is_tier(v[6])) then
     return false
   end
-  local r = PLAIN
+  local r, attempts, history
   if v[8] then
     r = read_more(name, id, v[5])
     if not r then
       return false
     end
+    r.started_us, r.worker_id = whole(v[7]), worker_id
+    attempts, history = r.attempts + 1, append_history(r, 'completed', nil)
+  else
+    attempts, history = '1', history_since(v[7])
   end
-  r.started_us, r.worker_id = whole(v[7]), worker_id
-  local attempts, history = r == PLAIN and '1' or r.attempts + 1, append_history(r, 'completed', nil)
   if result then
     call('HSET', name, 'place', '5', 'attempts', attempts, 'ended_us', NOW, 'history', history, 'result', result)
   else
     call('HSET', name, 'place', '5', 'attempts', attempts, 'ended_us', NOW, 'history', history)
   end
-  if r.unique_key then
-    uniques[#uniques + 1] = r
+  if v[5] ~= of_queue or v[6] ~= of_tier or v[4] ~= of_task then
+    count_done()
+    of_queue, of_tier, of_task = v[5], v[6], v[4]
   end
-  owned_no_more[#owned_no_more + 1] = id
-  ended[#ended + 1] = NOW
-  ended[#ended + 1] = id
-  count(v[5], v[6], 4, -1)
-  count(v[5], v[6], 5, 1)
-  freed(v[4], r.concurrency_key)
+  n_done = n_done + 1
+  owned_no_more[n_done] = id
+  ended[2 * n_done - 1], ended[2 * n_done] = NOW, id
   over(id)
-  if v[8] then
+  if r then
+    if r.unique_key then
+      uniques[#uniques + 1] = r
+    end
+    if r.concurrency_key then
+      S.running['k:' .. r.concurrency_key] = (S.running['k:' .. r.concurrency_key] or 0) - 1
+      S.keys[r.concurrency_key] = true
+    end
     call('HDEL', name, 'error', 'on_death', 'missed')
   end
   return true
@@ -58,8 +100,9 @@ end
 
 local COMPLETED = {'COMPLETED', 'completed', 1}
 
+-- rare
 local function stale()
-  S.flush_rare = flush_rare
+  S.flush_rare = true
   S.stale = S.stale + 1
   return 's'
 end
@@ -88,7 +131,8 @@ local function settle(item)
 end
 
 local function write_ended()
-  if #owned_no_more > 0 then
+  count_done()
+  if n_done > 0 then
     call('ZADD', K.ended('COMPLETED'), unpack(ended))
     call('ZREM', in_flight, unpack(owned_no_more))
   end
@@ -108,6 +152,7 @@ local function settle_all()
 end
 
 -- Start a held job, unless a higher tier is ready that this worker could run.
+-- rare
 local function begin(c, item)
   local r = row(item[1])
   if not r or r.token ~= item[2] or r.lane ~= epoch or (r.place ~= 3 and r.place ~= 4) then
@@ -144,6 +189,7 @@ local function begin(c, item)
 end
 
 -- What an earlier sending of the same request was given, less what is no longer its own.
+-- rare
 local function given_before()
   local running, held = {}, {}
   for _, id in ipairs(call('ZRANGE', in_flight, 0, -1)) do
@@ -200,4 +246,4 @@ if c.next_permit_us then
   next_us = math.min(next_us or c.next_permit_us, c.next_permit_us)
 end
 return finish({stands, settled, table.concat(begun), running, held, c.more and 1 or 0, from_now(next_us),
-  short and next_held_us(me) or false})
+  short and call('EXISTS', K.held()) == 1 and next_held_us(me) or false})

@@ -28,21 +28,19 @@ local function first_due()
 end
 
 -- Ring min(n, waiting) workers for each (queue, tier, task) with n new jobs.
+-- rare
 local function wake()
   local waiting = call('ZRANGE', K.waiting(), 0, -1)
-  if #waiting == 0 then
-    return
-  end
   table.sort(S.order, function(a, b) return a.tier < b.tier end)
-  for _, note in ipairs(S.order) do
-    local left = note.n
+  for _, wish in ipairs(S.order) do
+    local left = wish.n
     for i, epoch in ipairs(waiting) do
       if left <= 0 then
         break
       end
       local me = epoch and epoch ~= S.asking and worker(epoch)
       if me and not me.fenced and not me.dead_how and not me.command and me.status == 'ready'
-        and me.in_tier[note.tier] and me.in_queue[note.queue] and (note.task == '' or knows(me, note.task)) then
+        and me.in_tier[wish.tier] and me.in_queue[wish.queue] and (wish.task == '' or knows(me, wish.task)) then
         waiting[i] = false
         call('ZREM', K.waiting(), epoch)
         if call('PUBLISH', K.bell(epoch), '') > 0 then
@@ -59,10 +57,10 @@ local function finish(answer)
   flush(K.tally(), S.tally)
   flush(K.running(), S.running)
   if S.flush_rare then
-    S.flush_rare()
+    flush_rare()
   end
-  if S.announce_freed then
-    S.announce_freed()
+  if S.freed and (next(S.keys) or call('EXISTS', K.limits()) == 1) then
+    announce_freed()
   end
   if S.due then
     local first = first_due()
@@ -70,11 +68,14 @@ local function finish(answer)
       ready(S.due.queue, S.due.tier, S.due.task)
     end
   end
-  if #S.order > 0 then
+  if #S.order > 0 and call('EXISTS', K.waiting()) == 1 then
     wake()
   end
-  for _, id in ipairs(S.over) do
-    call('PUBLISH', K.over(id), '')
+  -- Of many ends nobody is told while nobody has ever waited for one: whoever does listens to `awaited` as well.
+  if #S.over < 3 or call('PUBSUB', 'NUMSUB', K.awaited())[2] > 0 then
+    for _, id in ipairs(S.over) do
+      call('PUBLISH', K.over(id), '')
+    end
   end
   return answer
 end

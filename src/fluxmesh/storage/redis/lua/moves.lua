@@ -1,9 +1,11 @@
 -- Moving jobs from place to place: the sets, the record and the counters change together.
 
+-- rare
 local function is_failed(r)
   return r.reason == 'error' or r.reason == 'timeout'
 end
 
+-- rare
 local function flush_groups()
   for fingerprint, change in pairs(S.groups) do
     local left = call('ZINCRBY', K.groups(), change, fingerprint)
@@ -14,6 +16,7 @@ local function flush_groups()
   end
 end
 
+-- rare
 local function flush_counters()
   for _, name in ipairs({'stale', 'failed'}) do
     if S[name] ~= 0 then
@@ -24,16 +27,18 @@ local function flush_counters()
 end
 
 -- What is rarely counted.
+-- rare
 local function flush_rare()
   flush_counters()
   flush_groups()
 end
 
 -- What the counters make of a move. The change is -1 as it leaves, 1 as it enters.
+-- rare
 local function note(r, place, change)
   count(r.queue, r.tier, place, change)
   if place == 6 then
-    S.flush_rare = flush_rare
+    S.flush_rare = true
     if r.fingerprint then
       S.groups[r.fingerprint] = (S.groups[r.fingerprint] or 0) + change
     end
@@ -41,11 +46,12 @@ local function note(r, place, change)
       S.failed = S.failed + change
     end
   elseif place == 4 and change < 0 then
-    freed(r.task, r.concurrency_key)
+    freed(r.task, r.concurrency_key, 1)
   end
 end
 
 -- Take a job out of the place where it is, with all that hangs on it. Its record is left as it stands.
+-- rare
 local function leave(r)
   local at = r.place
   if at == 0 then
@@ -70,6 +76,7 @@ local function leave(r)
 end
 
 -- Put it into a place that nobody owns. r has its new tier, seq, reason and fingerprint by now.
+-- rare
 local function enter(r, to, score)
   if to == 0 then
     call('ZADD', K.delayed(r.tier), score, r.id)
@@ -86,6 +93,7 @@ local function enter(r, to, score)
 end
 
 -- The unique key is held by a job from its creation, or replay, to its end.
+-- rare
 local function turn_unique(r, to)
   if not r.unique_key then
     return
@@ -103,6 +111,7 @@ end
 -- The one move to a place that nobody owns. Of m: token (must), score, tier, seq, life, charge (1-4), fresh (a
 -- new life), due_us, ended_us, result, history, error, reason, fingerprint, percent, message, cancel; what is
 -- left out is null afterwards, but history, which stays.
+-- rare
 local function move(r, to, m)
   local ended = to >= 5
   local set, drop = {'place', to, 'token', m.token, 'more', 1}, {}
@@ -154,6 +163,7 @@ local function move(r, to, m)
 end
 
 -- Back to its old place among the ready. m as for move; token must.
+-- rare
 local function to_ready(r, m)
   m.score = r.seq
   m.due_us = r.due_us
@@ -161,6 +171,7 @@ local function to_ready(r, m)
   ready(r.queue, r.tier, r.task)
 end
 
+-- rare
 local function to_later(r, due_us, m)
   m.score, m.due_us = due_us, due_us
   move(r, 0, m)
@@ -168,6 +179,7 @@ local function to_later(r, due_us, m)
 end
 
 -- An end: to is 5..8.
+-- rare
 local function to_end(r, to, m)
   m.score, m.ended_us, m.due_us, m.cancel = now, now, r.due_us, r.cancel
   if to == 5 then
@@ -178,6 +190,7 @@ local function to_end(r, to, m)
 end
 
 -- Replay: ready now, everything counted anew; id, token and history stay.
+-- rare
 local function to_new_life(r)
   local seq = next_seq()
   move(r, 1, {token = r.token, seq = seq, score = seq, life = r.life + 1, fresh = true, due_us = now})
@@ -185,6 +198,7 @@ local function to_new_life(r)
 end
 
 -- To another tier, with a new arrival number; of a held job with a new token.
+-- rare
 local function to_new_tier(r, tier)
   local token = r.place == 3 and token_after(r.token) or r.token
   local seq = next_seq()
@@ -202,6 +216,7 @@ end
 
 -- An owned job that was not entered goes back to its place; if it was cancelled, or is past its time, that is
 -- its end.
+-- rare
 local function give_back(r, token)
   if r.cancel then
     to_end(r, 7, {token = token})

@@ -19,6 +19,7 @@ local PLACE_OF = {COMPLETED = 5, DEAD_LETTER = 6, CANCELLED = 7, EXPIRED = 8}
 local STATUS = {[0] = 'SCHEDULED', 'PENDING', 'PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'DEAD_LETTER',
   'CANCELLED', 'EXPIRED'}
 -- In the order of outcome.Charge.
+-- rare
 local CHARGES = {'attempts', 'snoozes', 'interruptions', 'crashes'}
 local FIELDS, NUMBERS -- of a record, made when a record is first read whole
 
@@ -42,7 +43,7 @@ local function owe(pay)
 end
 
 local function int(n)
-  return string.format('%.0f', n)
+  return string.format('%d', n)
 end
 
 -- The instant as text: redis.call would write the number out anew each time, which is slow.
@@ -64,10 +65,13 @@ local function next_seq(n)
 end
 
 -- What stands in for a field that another hand has spoilt: such a record is `unsound`, but can be moved.
+-- rare
 local MUST = {queue = '', task = '', tier = 2, seq = 0}
 -- What a field is that is not there: a record holds only what it has to say.
+-- rare
 local UNSAID = {token = '0', life = '1', attempts = '0', snoozes = '0', interruptions = '0', crashes = '0'}
 
+-- rare
 local function name_fields()
   FIELDS = {'place', 'queue', 'tier', 'task', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions',
     'crashes', 'lane', 'started_us', 'due_us', 'expires_us', 'worker_id', 'history', 'cancel', 'on_death',
@@ -78,6 +82,7 @@ local function name_fields()
 end
 
 -- The record of a job by which moves are decided; nil: there is no such job, or nobody can say where it is.
+-- rare
 local function row(id)
   if not FIELDS then
     name_fields()
@@ -142,12 +147,13 @@ local function ready(queue, tier, task, n)
   if known then
     known.n = known.n + (n or 1)
   else
-    local note = {queue = queue, tier = tonumber(tier), task = task, n = n or 1}
-    of_task[tier] = note
-    S.order[#S.order + 1] = note
+    local wish = {queue = queue, tier = tonumber(tier), task = task, n = n or 1}
+    of_task[tier] = wish
+    S.order[#S.order + 1] = wish
   end
 end
 
+-- rare
 local function scheduled(due_us, queue, tier, task)
   if not S.due or due_us < S.due.at then
     S.due = {at = due_us, queue = queue, tier = tier, task = task}
@@ -166,6 +172,7 @@ local function runs(task, key, change)
   end
 end
 
+-- rare
 local function running_of(field)
   return tonumber(call('HGET', K.running(), field) or 0) + (S.running[field] or 0)
 end
@@ -173,11 +180,13 @@ end
 -- parking sets -------------------------------------------------------------------------------------------
 -- A lane is t:<tier>:<queue>:<task> or k:<tier>:<queue>:<key>. A key's lane is shut (not in lanes) only while
 -- as many jobs of the key run as its limit allows.
+-- rare
 local function lane_parts(lane)
   local kind, tier, queue, ref = string.match(lane, '^(%a):(%d):([^:]*):(.*)$')
   return kind, tonumber(tier), queue, ref
 end
 
+-- rare
 local function park_into(lane, id, seq)
   local kind, _, _, ref = lane_parts(lane)
   call('ZADD', K.parked(lane), seq, id)
@@ -185,6 +194,7 @@ local function park_into(lane, id, seq)
   call(kind == 't' and 'SADD' or 'SREM', K.lanes(), lane)
 end
 
+-- rare
 local function unpark(lane, ...)
   call('ZREM', K.parked(lane), ...)
   if call('EXISTS', K.parked(lane)) == 0 then
@@ -195,6 +205,7 @@ local function unpark(lane, ...)
 end
 
 -- Let a claim of this very step see what a settle before it made free.
+-- rare
 local function open_freed()
   for key in pairs(S.keys) do
     local lanes = call('SMEMBERS', K.lanes_of('k', key))
@@ -204,6 +215,7 @@ local function open_freed()
   end
 end
 
+-- rare
 local function announce_freed()
   for task in pairs(S.tasks) do
     if call('HEXISTS', K.limits(), task) == 1 then
@@ -222,10 +234,10 @@ local function announce_freed()
   end
 end
 
--- A running job has left its place, and with it the permits it had.
-local function freed(task, key)
-  runs(task, key, -1)
-  S.announce_freed = announce_freed
+-- So many running jobs have left their place, and with it the permits they had.
+local function freed(task, key, n)
+  runs(task, key, -n)
+  S.freed = true
   S.tasks[task] = true
   if key then
     S.keys[key] = true

@@ -18,8 +18,8 @@ for _, job in ipairs(takeable(me)) do
     end
     local r = row(job.id)
     -- A limit may have been registered since the job was held: such a job waits for its owner.
-    if r and r.place == 3 and not r.unsound and not is_limited(c, r.task, r.concurrency_key) and not c.paused[r.queue]
-      and not (r.expires_us and r.expires_us <= now) then
+    if r and r.place == 3 and not r.unsound and not r.concurrency_key and not c.limits[r.task]
+      and not c.paused[r.queue] and not (r.expires_us and r.expires_us <= now) then
       taken[#taken + 1] = hop(me, r, true)
     end
   end

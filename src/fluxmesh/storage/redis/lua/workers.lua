@@ -54,6 +54,7 @@ local function notice(epoch)
   call('PUBLISH', K.bell(epoch), 'notice')
 end
 
+-- rare
 local function can_run(me, queue, tier, task)
   return knows(me, task) and me.in_tier[tonumber(tier)] and me.in_queue[queue]
 end

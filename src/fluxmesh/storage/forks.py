@@ -1,4 +1,4 @@
-"""Before a fork, every connection of this process is closed, at a moment when nobody uses it.
+"""Before a fork, every connection to a file is closed, at a moment when nobody uses it.
 
 SQLite forbids to carry an open database into a child: its file locks belong to the process that took them,
 but its notes of them are copied, so the child would take the parent's locks for its own and read or write

@@ -1,0 +1,114 @@
+"""The program's side of its keeper: starts it, hands it its orders, listens to what it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from fluxmesh.config import Settings
+from fluxmesh.obs.log import get_logger
+from fluxmesh.worker.ledger import LEDGER_FLAG, make_ledger_file
+
+if TYPE_CHECKING:
+    from fluxmesh.worker.worker import Worker
+
+_log = get_logger("worker")
+READY: Final = "ready"  # the first line that it says
+LINE_MOST_BYTES: Final = 2_000
+LINES_MOST: Final = 100  # that it may say in its life; the rest is dropped
+
+
+class KeeperProcess:
+    """A keeper of one worker. Whatever hinders it is logged and harms nobody: the worker's own beats are what
+    its jobs rely on, as long as a body lets them be sent.
+
+    `begin` before the worker starts, `start` after it, `close` when it has ended; no call waits.
+    """
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self._orders: Final = {"pid": os.getpid(), "url": url, "settings": settings}
+        self._ledger_fd = -1
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, worker: Worker) -> None:
+        """Let the worker write what the keeper reads."""
+        try:
+            self._ledger_fd = make_ledger_file()
+            worker.write_ledger(self._ledger_fd)
+        except (OSError, ValueError) as error:
+            _log.warning("no keeper: its ledger cannot be made", error=str(error))
+            self._close_ledger()
+
+    def start(self) -> None:
+        """Start the process, on a thread: nothing waits for it."""
+        if self._ledger_fd >= 0:
+            threading.Thread(target=self._live, name="fluxmesh-keeper", daemon=True).start()
+
+    def close(self) -> None:
+        """Tell it to go."""
+        with self._lock:
+            self._closed = True
+            if self._process is None:
+                self._close_ledger()
+            elif self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def _live(self) -> None:
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                process = self._process = self._spawn()
+                self._close_ledger()
+            self._listen(process)
+            code = process.wait()
+        except OSError as error:
+            _log.warning("no keeper", error=str(error))
+        else:
+            if code and not self._closed:
+                _log.warning("the keeper has ended", status=code)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fluxmesh.worker.keeper", LEDGER_FLAG, str(self._ledger_fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(self._ledger_fd,),
+            env=_environ(),
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
+        process.stdin.flush()
+        return process
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Until it has said everything, which is when it has ended."""
+        assert process.stderr is not None
+        with process.stderr as said:
+            lines = 0
+            while line := said.readline(LINE_MOST_BYTES):
+                lines += 1
+                text = line.decode("utf-8", "replace").rstrip()
+                if lines == 1 and text == READY:
+                    _log.info("keeper ready", pid=process.pid)
+                elif lines <= LINES_MOST:
+                    _log.warning("the keeper says", line=text)
+
+    def _close_ledger(self) -> None:
+        fd, self._ledger_fd = self._ledger_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _environ() -> Mapping[str, str]:
+    """Ours, with what we import from: a program may have been started with a path of its own."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
