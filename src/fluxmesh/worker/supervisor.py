@@ -207,7 +207,7 @@ class Supervisor:
         return step
 
     async def _close(self, guard: ChildGuard) -> None:
-        """It may have to let go of a storage that does not answer. Once told to end, we do not wait for it."""
+        """It may have to let go of a storage that does not answer; once told to end, we do not wait."""
         closing = asyncio.ensure_future(guard.close())
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)
