@@ -162,8 +162,7 @@ def judged(lab: Lab, *, answers_lost: bool = False) -> tuple[list[str], int]:
         for record, history in zip(records, histories, strict=True)
     ]
     charged = [] if answers_lost else [record.id for record in records if record.crashes]
-    if answers_lost:
-        stories = [forgiven(story) for story in stories]
+    stories = [forgiven(story) for story in stories]
     lost = set(lab.ids) - {record.id for record in records}
     found = [f"job {job_id} is lost" for job_id in sorted(lost)]
     found += disagreements(stories, lab.queue.counts())
@@ -172,18 +171,23 @@ def judged(lab: Lab, *, answers_lost: bool = False) -> tuple[list[str], int]:
 
 
 def forgiven(story: Story) -> Story:
-    """Without the crashes of claims whose answer never came: they are charged to a process that was gone by
-    then, though no body began."""
+    """Without what was charged for claims whose answer came too late, to a process that was gone by then, or had
+    left: no body began."""
     starts = sum(mark.what == "start" for mark in story.marks)
     surplus = max(0, len(story.history) - starts)
-    history = []
+    history: list[Attempt] = []
+    dropped: Counter[Outcome] = Counter()
     for attempt in story.history:
-        if surplus and attempt.outcome is Outcome.CRASHED:
+        if surplus and attempt.outcome in (Outcome.CRASHED, Outcome.INTERRUPTED):
             surplus -= 1
+            dropped[attempt.outcome] += 1
         else:
             history.append(attempt)
-    crashes = story.record.crashes - (len(story.history) - len(history))
-    record = msgspec.structs.replace(story.record, crashes=crashes)
+    record = msgspec.structs.replace(
+        story.record,
+        crashes=story.record.crashes - dropped[Outcome.CRASHED],
+        interruptions=story.record.interruptions - dropped[Outcome.INTERRUPTED],
+    )
     return Story(record, history, story.marks)
 
 

@@ -20,6 +20,7 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import ExchangeRequest, OnDeath, ProgressNote, Registration, TaskSpec, WorkerRef
 from fluxmesh.submission import prepare
 from fluxmesh.worker.child_process import ChildSpec
+from fluxmesh.worker.guard import ChildGuard
 from fluxmesh.worker.supervisor import EXIT_SLACK_S, HURRY_EXIT_S, SAME_MOMENT_S, Supervisor
 from tests.service.log_tap import LogTap, tapped
 
@@ -181,11 +182,22 @@ def test_jobs_of_a_child_that_had_to_be_killed_at_a_stop_are_charged_nothing(
     play(scenario)
 
 
+@pytest.mark.parametrize("guarded", [False, True], ids=["", "its guard waits for it too"])
 @pytest.mark.parametrize(("tellings", "bound_s"), [(1, EXIT_SLACK_S), (2, HURRY_EXIT_S)])
 def test_a_silent_storage_does_not_hold_up_the_end_of_a_worker(
-    play: Callable[[Play], None], tellings: int, bound_s: float
+    play: Callable[[Play], None],
+    tellings: int,
+    bound_s: float,
+    guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither grace is any here, and the child has to be killed."""
+
+    async def never(_: ChildGuard) -> None:
+        await asyncio.Event().wait()
+
+    if guarded:
+        monkeypatch.setattr(ChildGuard, "close", never)
 
     async def scenario(scene: Scene) -> None:
         await scene.running(1)

@@ -11,7 +11,7 @@ from fluxmesh.codec import encode_options
 from fluxmesh.config import Settings
 from fluxmesh.job import JobOptions, Outcome, Status
 from fluxmesh.outcome import Charge, Counters, Transition
-from fluxmesh.scheduler.housekeeping import STOPPED, decide_orphan
+from fluxmesh.scheduler.housekeeping import LEFT, STOPPED, decide_orphan
 from fluxmesh.storage.values import Ground, OnDeath, Orphan, TaskSpec, WorkerRef
 from fluxmesh.task import TaskRegistry, define
 
@@ -53,6 +53,11 @@ def test_the_first_crash_is_charged_and_the_job_is_ready_at_once() -> None:
     assert transition.error is not None
     assert transition.error.type == "WorkerLost"
     assert transition.error.message == "w1 (epoch 3): killed by SIGKILL"
+
+
+def test_what_a_worker_still_owned_when_it_left_is_no_crash() -> None:
+    """No body of it was running then: a claim whose answer came too late, or an end that nobody took."""
+    assert charged(decided(how=LEFT)) == (Status.PENDING, Outcome.INTERRUPTED, Charge.INTERRUPTION)
 
 
 def test_the_second_crash_waits() -> None:

@@ -20,6 +20,7 @@ from fluxmesh.config import Settings
 from fluxmesh.queue import default_worker_id
 from fluxmesh.submission import checked_name
 from fluxmesh.worker.child_process import ChildSpec
+from fluxmesh.worker.deaths import EXIT_HURRIED
 
 PROCESSES_MOST: Final = 256
 _CHILD: Final = (sys.executable, "-m", "fluxmesh.cli.child")
@@ -129,4 +130,10 @@ async def _supervise(settings: Settings, children: Sequence[ChildSpec], *, stop_
     )
     if stop_at_eof:
         on_end_of_file(0, supervisor.stop)
-    return await supervisor.run()
+    code = await supervisor.run()
+    if code == EXIT_HURRIED:
+        # Told twice, so within a second: on a busy machine the interpreter's own end would take that alone.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -41,6 +41,7 @@ from fluxmesh.task import TaskRegistry, policy_for
 # How a process ended that its operator or its supervisor stopped; a reason may follow. Nothing is charged
 # for it.
 STOPPED: Final = "stopped"
+LEFT: Final = "left"  # of its own accord, no body running: what it owned never reached it, or its end did not
 WATCH_S: Final = 0.4  # longest time between two looks for orphans where only a look can find them
 # Longest time between two looks where it is known what lapses when; of the time of the leader's key.
 QUIET_SHARE: Final = 2 / 3
@@ -69,7 +70,7 @@ def end_of(orphan: Orphan) -> End:
     if orphan.on_death is OnDeath.TIMEOUT:
         message = f"still running past its timeout when the process of {orphan.worker.worker_id} ended: {how}"
         return End(Outcome.TIMEOUT, error=JobError("JobTimeout", message), reason=how)
-    if orphan.on_death is OnDeath.INTERRUPTED or how.startswith(STOPPED):
+    if orphan.on_death is OnDeath.INTERRUPTED or how.startswith(STOPPED) or how == LEFT:
         return End(Outcome.INTERRUPTED, reason=how)
     message = f"{orphan.worker.worker_id} (epoch {orphan.worker.epoch}): {how}"
     return End(Outcome.CRASHED, error=JobError("WorkerLost", message), reason=how)

@@ -96,6 +96,7 @@ class Supervisor:
         self._told = asyncio.Event()
         self._first_told_at = 0.0
         self._exit_at = 0.0
+        self._closings: set[asyncio.Future[None]] = set()
         self._exit_code: int | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -200,11 +201,18 @@ class Supervisor:
             step = self._ended(place, child, code, guard)
         finally:
             place.child = None
-            await guard.close()
+            await self._close(guard)
             child.ledger.close()
         if step is Next.RESTART and code == EXIT_FENCED and await self._outlived_by_rival(place, child):
             return Next.GIVE_UP
         return step
+
+    async def _close(self, guard: ChildGuard) -> None:
+        """It may have to let go of a storage that does not answer; once told to end, we do not wait."""
+        closing = asyncio.ensure_future(guard.close())
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
+        await asyncio.wait((closing,), timeout=self._time_left_s() / 2 if self._tellings else None)
 
     async def _guard(self, place: _Place, child: ChildProcess) -> ChildGuard:
         guard = ChildGuard(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
-from fluxmesh.errors import FluxMeshError, StorageUnreachable
+from fluxmesh.errors import StorageUnreachable
 from fluxmesh.obs.log import get_logger
 from fluxmesh.scheduler.housekeeping import Housekeeper
 from fluxmesh.storage.base import Storage
@@ -25,6 +25,7 @@ from fluxmesh.worker.isolated.isolation import check_isolation
 from fluxmesh.worker.isolated.process import KILL_S
 from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.lease import Lease
+from fluxmesh.worker.leaving import LEAVE_S, leave_storage
 from fluxmesh.worker.ledger import Ledger
 from fluxmesh.worker.notices import NoticeListener
 from fluxmesh.worker.observe import LeaseLapsed, Observer
@@ -40,10 +41,8 @@ FLUSH_S: Final = 0.8
 HURRIED_GRACE_S: Final = 0.15
 HURRIED_FLUSH_S: Final = 0.3
 RESOURCES_S: Final = 10.0  # to close what the worker built
-LEAVE_S: Final = 0.2  # for each part of the worker to end
 ORPHAN_SLACK_S: Final = 2.0  # beyond the grace periods, before a worker without a supervisor ends itself
 LAST_WORDS_S: Final = 1.0
-CLOSE_S: Final = 0.3  # in all, with the above, a worker takes less than 2 s beyond its grace periods
 _log = get_logger("worker")
 
 
@@ -417,8 +416,8 @@ class Worker:
         killed = self._runner.kill_isolated()
         if killed:
             await self._within(self._until(lambda: all(run.ended for run in killed)), KILL_S, HURRIED_GRACE_S)
-        unstoppable = self._runner.mark_unstoppable()
-        await self._within(self._last_words(unstoppable=bool(unstoppable)), FLUSH_S, HURRIED_FLUSH_S)
+        self._runner.mark_unstoppable()
+        await self._within(self._last_words(), FLUSH_S, HURRIED_FLUSH_S)
         if self._table.bodies():
             # Their jobs stay owned and their lease is renewed for as long as they really run.
             self._beater.outlives = True
@@ -426,12 +425,9 @@ class Worker:
         else:
             await self._leave()
 
-    async def _last_words(self, *, unstoppable: bool) -> None:
+    async def _last_words(self) -> None:
         """Have storage know every end, and what the end of this process means for bodies that go on."""
-        words = [self._fetcher.flush(FLUSH_S)]
-        if unstoppable:
-            words.append(self._progress.flush_deaths(FLUSH_S))
-        await asyncio.gather(*words)
+        await asyncio.gather(self._fetcher.flush(FLUSH_S), self._progress.flush_deaths(FLUSH_S))
 
     async def _within(self, waiting: Coroutine[Any, Any, Any], calm_s: float, hurried_s: float) -> None:
         """Await this for at most so long; less from the moment on when the worker is hurried."""
@@ -476,17 +472,5 @@ class Worker:
             await self._within(self._runner.close_resources(), RESOURCES_S, HURRIED_FLUSH_S)
         await self._runner.kill_processes()
         self._progress.close()
-        parts = (self._fetcher, self._housekeeper, self._notices)
-        await asyncio.gather(*(part.stop(LEAVE_S) for part in parts))
-        try:
-            if await self._beater.stop(2 * LEAVE_S):
-                # After the last beat: a later one would put the row back.
-                async with asyncio.timeout(2 * LEAVE_S):
-                    await self._storage.declare_dead(self._ref, "left")
-        except (FluxMeshError, TimeoutError) as error:
-            _log.warning("storage does not answer", verb="declare_dead", error=str(error))
-        # One that does not answer may take long to close, and is not waited for.
-        self._storage_closing = self._loop.create_task(self._storage.close(), name="fluxmesh-close-storage")
-        closed, _ = await asyncio.wait((self._storage_closing,), timeout=CLOSE_S)
-        for closing in closed:
-            closing.result()
+        await asyncio.gather(*(it.stop(LEAVE_S) for it in (self._fetcher, self._housekeeper, self._notices)))
+        await leave_storage(self._storage, self._ref, self._beater)
