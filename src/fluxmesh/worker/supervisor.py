@@ -181,15 +181,20 @@ class Supervisor:
         guard = await self._guard(place, child)
         try:
             code = await child.wait()
-            await guard.stop(NOTE_S)
+            await guard.stop(self._patience_s)
             step = self._ended(place, child, code, guard)
         finally:
             place.child = None
-            await guard.close()
+            await guard.close(self._patience_s)
             child.ledger.close()
         if step is Next.RESTART and code == EXIT_FENCED and await self._outlived_by_rival(place, child):
             return Next.GIVE_UP
         return step
+
+    @property
+    def _patience_s(self) -> float:
+        """For what has to be waited for at the end of a child."""
+        return NOTE_S if self._tellings < 2 else NOTE_S / 20
 
     async def _guard(self, place: _Place, child: ChildProcess) -> ChildGuard:
         guard = ChildGuard(
