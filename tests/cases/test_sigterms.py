@@ -171,8 +171,8 @@ def judged(lab: Lab, *, answers_lost: bool = False) -> tuple[list[str], int]:
 
 
 def forgiven(story: Story) -> Story:
-    """Without what was charged for claims whose answer came too late, to a process that was gone by then, or had
-    left: no body began."""
+    """Without what was charged for claims whose answer came too late, to a process that was gone by then, or
+    had left: no body began."""
     starts = sum(mark.what == "start" for mark in story.marks)
     surplus = max(0, len(story.history) - starts)
     history: list[Attempt] = []

@@ -69,10 +69,10 @@ class ChildGuard(Service):
             await self._end(stall, self._child.ledger.worker(vitals.epoch))
         return None if self._judge.suspects else rest_s
 
-    async def close(self) -> None:
-        """The child has ended: let go of storage. Bounded."""
-        await self.stop(NOTE_S)
-        await self._keeper.close()
+    async def close(self, timeout_s: float = NOTE_S) -> None:
+        """The child has ended: let go of storage. Bounded by a few times `timeout_s`."""
+        await self.stop(timeout_s)
+        await self._keeper.close(timeout_s)
 
     async def _end(self, stall: Stall, worker: WorkerRef) -> None:
         self.untold = await self._tell(worker, stall.notes)

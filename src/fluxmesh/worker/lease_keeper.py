@@ -101,13 +101,14 @@ class LeaseKeeper:
         finally:
             self._warming = None
 
-    async def close(self) -> None:
-        """Send no more. Bounded."""
-        for task in (self._beating, self._releasing, self._warming):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait((task,), timeout=CLOSE_S)
-        await self._close_storage()
+    async def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Send no more, and let go of storage, each within `timeout_s`."""
+        tasks = [task for task in (self._beating, self._releasing, self._warming) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        await self._close_storage(timeout_s)
 
     async def opened(self) -> Storage:
         """The connection, which may serve whoever watches as well. Raises FluxMeshError."""
@@ -181,13 +182,13 @@ class LeaseKeeper:
 
     async def _let_go(self) -> None:
         try:
-            await self._close_storage()
+            await self._close_storage(CLOSE_S)
         finally:
             self._beating = None
 
-    async def _close_storage(self) -> None:
+    async def _close_storage(self, timeout_s: float) -> None:
         storage, self._storage = self._storage, None
         if storage is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(timeout_s):
                     await storage.close()

@@ -197,7 +197,7 @@ class Supervisor:
         guard = await self._guard(place, child)
         try:
             code = await child.wait()
-            await guard.stop(NOTE_S)
+            await guard.stop(self._patience_s)
             step = self._ended(place, child, code, guard)
         finally:
             place.child = None
@@ -209,10 +209,15 @@ class Supervisor:
 
     async def _close(self, guard: ChildGuard) -> None:
         """It may have to let go of a storage that does not answer; once told to end, we do not wait."""
-        closing = asyncio.ensure_future(guard.close())
+        closing = asyncio.ensure_future(guard.close(self._patience_s))
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)
         await asyncio.wait((closing,), timeout=self._time_left_s() / 2 if self._tellings else None)
+
+    @property
+    def _patience_s(self) -> float:
+        """For what has to be waited for at the end of a child."""
+        return NOTE_S if self._tellings < 2 else NOTE_S / 20
 
     async def _guard(self, place: _Place, child: ChildProcess) -> ChildGuard:
         guard = ChildGuard(
