@@ -21,6 +21,7 @@ from tests.chaos.fleet import ChaosWorker, Watch
 from tests.chaos.plan import LONG_STOP, Fault, Plan
 from tests.chaos.storages import NotDone, Spoilt
 
+ALONE: Final = "the worker had ended by itself"
 TOLD_S: Final = 15.0  # a worker that was told to stop has ended; its grace is 2 s
 ORPHANS_S: Final = 15.0  # and so have the children of one that was killed
 UNREACHABLE: Final = StorageError.exit_code  # of a worker that meets no storage when it starts
@@ -174,20 +175,20 @@ class Nemesis:
     def _standing(self, slot: Slot) -> ChaosWorker:
         self._must_not_be_over()
         if slot.worker is None or not slot.worker.running:
-            raise NotDone("the worker had ended by itself")
+            raise NotDone(ALONE)
         return slot.worker
 
     def _child_of(self, worker: ChaosWorker, fault: Fault) -> int:
         """One that takes jobs, however long it needs to come to that; now and then one that only exists."""
         early = round(fault.at_s * 100) % _EARLY == 0
         deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and worker.running:
             children = self._watch.children(worker.pid)
             chosen = children if early else [pid for pid in children if pid in worker.ready()]
             if chosen:
                 return chosen[worker.pid % len(chosen)]
             time.sleep(_LOOK_S)
-        raise NotDone("the worker has no child")
+        raise NotDone("the worker has no child" if worker.running else ALONE)
 
     def _kill_child(self, fault: Fault, slot: Slot) -> str:
         killed = self._watch.kill([self._child_of(self._standing(slot), fault)])
