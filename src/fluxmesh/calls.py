@@ -146,7 +146,8 @@ class BoundTask(Generic[P, R]):
         fresh = self._template.id is None
         handles: list[JobHandle[R]] = []
         for start in range(0, len(jobs), BATCH_MAX):
-            handles += await send(self._link, jobs[start : start + BATCH_MAX], fresh_ids=fresh)
+            some = jobs[start : start + BATCH_MAX]
+            handles += await send(self._link, some, fresh_ids=fresh, before=handles, of=len(jobs))
         return handles
 
     def _job(self, args: Sequence[Any], kwargs: dict[str, Any]) -> NewJob:

@@ -14,7 +14,6 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from fluxmesh.context import current_run
 from fluxmesh.errors import (
-    FluxMeshError,
     IdempotencyConflict,
     JobCancelled,
     JobConflict,
@@ -259,12 +258,20 @@ def refuse_inside_a_body(job_id: str) -> None:
         )
 
 
-async def send(link: Link, jobs: Sequence[NewJob], *, fresh_ids: bool) -> list[JobHandle[Any]]:
+async def send(
+    link: Link,
+    jobs: Sequence[NewJob],
+    *,
+    fresh_ids: bool,
+    before: Sequence[JobHandle[Any]] = (),
+    of: int | None = None,
+) -> list[JobHandle[Any]]:
     """Store at most 1,000 checked jobs in one round trip; a handle for each, in order.
 
     `fresh_ids`: the ids were made just now, so a job that is known by its id is this very submission
-    repeated after a lost answer. Raises IdempotencyConflict or QueueFull for the first refused item; ids of
-    the items that were stored are in the error's `accepted`. Raises OutcomeUnknown, with the `ids` of all."""
+    repeated after a lost answer. `before`: what the same call, of so many jobs in all, has stored already.
+    Raises IdempotencyConflict or QueueFull for the first refused item; ids of the items that were stored are
+    in the error's `accepted`. Raises OutcomeUnknown, with the `ids` of all."""
     cap = link.settings.queue_cap
     try:
         answers = await link.use(lambda storage: storage.enqueue(jobs, queue_cap=cap))
@@ -278,16 +285,20 @@ async def send(link: Link, jobs: Sequence[NewJob], *, fresh_ids: bool) -> list[J
             own = answer.by == "id" and fresh_ids
             handles.append(JobHandle(link, answer.id, deduplicated=not own))
         else:
-            raise _refused(jobs, answers, cap)
+            refused = _refused(jobs, answers, cap, first=len(before), of=of or len(jobs))
+            refused.accepted = (*[handle.id for handle in before], *refused.accepted)
+            raise refused
     return handles
 
 
-def _refused(jobs: Sequence[NewJob], answers: Sequence[Enqueued], cap: int) -> FluxMeshError:
+def _refused(
+    jobs: Sequence[NewJob], answers: Sequence[Enqueued], cap: int, *, first: int, of: int
+) -> IdempotencyConflict | QueueFull:
     bad = next(
         index for index, answer in enumerate(answers) if answer.verdict in (Verdict.CONFLICT, Verdict.FULL)
     )
     accepted = tuple(answer.id for answer in answers if answer.verdict in (Verdict.CREATED, Verdict.EXISTING))
-    which = f"item {bad} of {len(jobs):,}: " if len(jobs) > 1 else ""
+    which = f"item {first + bad:,} of {of:,}: " if of > 1 else ""
     error: IdempotencyConflict | QueueFull
     if answers[bad].verdict is Verdict.CONFLICT:
         error = IdempotencyConflict(

@@ -50,8 +50,9 @@ from fluxmesh.task import TaskRegistry
 if TYPE_CHECKING:
     from fluxmesh.running import WorkerHandle
     from fluxmesh.storage.base import Storage
+    from fluxmesh.worker.config import WorkerEnd
     from fluxmesh.worker.observe import Observer
-    from fluxmesh.worker.worker import Worker, WorkerEnd
+    from fluxmesh.worker.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -303,7 +304,8 @@ class Queue:
     ) -> tuple[Callable[[], Worker], str]:
         """Options checked now, so that a mistake is seen where it was made."""
         from fluxmesh.bodies import source_of_registry
-        from fluxmesh.worker.worker import Worker, WorkerConfig
+        from fluxmesh.worker.config import WorkerConfig
+        from fluxmesh.worker.worker import Worker
 
         names, served = split_queues(queues)
         if tiers is not None:

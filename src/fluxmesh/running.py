@@ -23,9 +23,10 @@ from fluxmesh.outcome import checked_delay_s
 if TYPE_CHECKING:
     from fluxmesh.clock import Clock
     from fluxmesh.config import Settings
+    from fluxmesh.worker.config import WorkerEnd
     from fluxmesh.worker.keeper_process import KeeperProcess
     from fluxmesh.worker.signals import StopSignals
-    from fluxmesh.worker.worker import Worker, WorkerEnd
+    from fluxmesh.worker.worker import Worker
 
 EXIT_BUDGET_S: Final = 1.5
 _loading: list[str] = []  # modules that are being imported for a worker now
@@ -264,8 +265,8 @@ def run_until_signal(make: Callable[[], Worker], keeper: KeeperProcess | None = 
 
 async def _until_signal(make: Callable[[], Worker], keeper: KeeperProcess | None) -> tuple[WorkerEnd, int]:
     """How the worker ended, and how many bodies it left."""
+    from fluxmesh.worker.config import WorkerEnd
     from fluxmesh.worker.signals import StopSignals
-    from fluxmesh.worker.worker import WorkerEnd
 
     worker = make()
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 import msgspec
@@ -265,6 +265,27 @@ def away(site: Site, storage: str, number: int) -> None:
     ends.into(case)
     case.at_most("owned_by_the_dead_worst_s", max(ends.freed_s), FREED_BY_LEASE_S)
     case.close(found)
+
+
+@pytest.mark.slow
+def test_a_program_that_runs_a_worker_ends_in_time_while_the_storage_is_away(
+    site: Site, storage: str
+) -> None:
+    """Nobody is there to kill it when its time is over."""
+    with own_server(site) if storage == "redis" else nullcontext((None, site)) as (_, own):
+        case = Case("sigterm", storage, signalled=1, grace_s=GRACE_S, program="run_worker()", seed=SEED)
+        with own.lab("direct", grace_s=GRACE_S, hard_grace_s=HARD_GRACE_S) as lab:
+            stock_up(lab, random.Random(SEED))
+            group = lab.direct_worker("direct", concurrency=2 * BLOCKED)
+            lab.await_starts(BLOCKED, 10, note="blocked")
+            with lab.door.out_of_reach():
+                group.tell()
+                told_at = time.monotonic()
+                case.equal("exit_code", group.wait(30), 0)
+                case.at_most("exit_after_signal_s", time.monotonic() - told_at, EXIT_S)
+            finish(lab)
+            found, _ = judged(lab, answers_lost=True)
+        case.close(found)
 
 
 @pytest.mark.parametrize("number", range(AWAY))

@@ -23,12 +23,14 @@ QUICK_DONE_S: Final = 12.0
 RETRIES: Final = 2
 
 STOPPABLE: Final[dict[str, tuple[Any, ...]]] = {"anap": (FOR_EVER_S,), "doze": (FOR_EVER_S,), "spin": ()}
-BODIES_APART: Final[dict[str, tuple[Any, ...]]] = {
+STOPPED_APART: Final[dict[str, tuple[Any, ...]]] = {
     "nap_apart": (FOR_EVER_S,),
     "anap_apart": (FOR_EVER_S,),
+    "spin_apart": (),
+}
+KILLED_APART: Final[dict[str, tuple[Any, ...]]] = {
     "deaf_apart": (FOR_EVER_S,),
     "blocking_apart": (FOR_EVER_S,),
-    "spin_apart": (),
 }
 UNSTOPPABLE: Final[dict[str, tuple[Any, ...]]] = {
     "nap": (FOR_EVER_S,),
@@ -47,13 +49,13 @@ def noted(record: Job) -> bool:
 
 
 def flags_of(task: str) -> tuple[str, ...]:
-    return APART if task in BODIES_APART else ()
+    return APART if task in {**STOPPED_APART, **KILLED_APART} else ()
 
 
 def begun_at(lab: Lab, record: Job, task: str) -> float:
     """The wall time from which its timeout counts. A body may wait for its process to start, and its timeout
     with it, though storage has the job as running."""
-    if task not in BODIES_APART:
+    if not flags_of(task):
         return record.started_at
     return lab.marks.starts(job=record.id)[0].at + time.time() - time.monotonic()
 
@@ -157,12 +159,17 @@ def test_c16_a_body_that_ends_late_ends_only_itself(site: Site) -> None:
     ends_late(site)
 
 
-def test_c16_bodies_in_processes_are_timeouts_at_once_whatever_they_do(site: Site) -> None:
-    each(BODIES_APART, lambda task, args: four_and_six(site, task, args, stops=True))
+def test_c16_bodies_in_processes_are_timeouts_at_once(site: Site) -> None:
+    each(STOPPED_APART, lambda task, args: four_and_six(site, task, args, stops=True))
+
+
+def test_c16_processes_are_killed_with_bodies_that_do_not_stop(site: Site) -> None:
+    each(KILLED_APART, lambda task, args: four_and_six(site, task, args, stops=True))
 
 
 def test_c16_in_processes_two_bodies_of_one_job_never_overlap(site: Site) -> None:
-    each(BODIES_APART, lambda task, args: shown_timed_out(site, task, args, retries=RETRIES))
+    bodies = {**STOPPED_APART, **KILLED_APART}
+    each(bodies, lambda task, args: shown_timed_out(site, task, args, retries=RETRIES))
 
 
 def test_c16_bodies_that_can_be_stopped_are_timeouts_at_once(site: Site) -> None:

@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _DIRECT: Final = (
     "import sys; from fluxmesh.obs.log import configure; from tests.cases.app import queue;"
     "configure('info', 'text');"
-    "queue.run_worker(sys.argv[3:] or None, worker_id=sys.argv[1], concurrency=int(sys.argv[2]))"
+    "queue.run_worker(sys.argv[3:] or ['default'], worker_id=sys.argv[1], concurrency=int(sys.argv[2]))"
 )
 
 

@@ -291,6 +291,7 @@ def registry_of_tasks() -> TaskRegistry:
         registry.add(define(function, function.__name__, {}))
     registry.add(define(eats, "eats", {**OWN, "memory_limit_mb": 200}))
     registry.add(define(until, "until_apart", OWN))
+    registry.add(define(waits, "careful", {**OWN, "on_lease_lost": "cancel"}))
     registry.resources.add(define_resource(journal))
     registry.resources.add(define_resource(session, scope=Scope.TASK))
     return registry

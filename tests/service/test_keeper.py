@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from fluxmesh import Queue
 from fluxmesh.clock import ManualClock
+from fluxmesh.config import Settings
 from fluxmesh.running import keeper_for
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import PROCESS_GONE, Ground, OrphansAnswer
@@ -85,19 +87,29 @@ def test_a_worker_has_a_keeper_for_as_long_as_it_lives(queue: Queue, tap: LogTap
 
 
 def test_workers_leave_no_keeper_and_no_descriptor_behind(queue: Queue, tap: LogTap) -> None:
-    def run_one() -> None:
+    def run_one(number: int) -> None:
         worker = queue.worker()
         worker.start()
+        until(lambda: len(tap.found("keeper ready")) == number)
         worker.stop()
 
-    run_one()
+    run_one(1)
     until(lambda: not keepers_of(os.getpid()))
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        run_one()
+    for number in range(2, 5):
+        run_one(number)
     until(lambda: not keepers_of(os.getpid()))
     until(lambda: len(os.listdir("/proc/self/fd")) <= before)
     assert tap.found("the keeper has ended") == tap.found("the keeper says") == []
+
+
+def test_a_worker_that_ends_at_once_has_none(queue: Queue, tap: LogTap) -> None:
+    worker = queue.worker()
+    worker.start()
+    worker.stop()
+    until(lambda: "fluxmesh-keeper" not in {thread.name for thread in threading.enumerate()})
+    assert keepers_of(os.getpid()) == []
+    assert tap.found("keeper ready") == tap.found("no keeper") == []
 
 
 @pytest.mark.parametrize(
@@ -154,7 +166,9 @@ queue.run_worker(worker_id="w", concurrency=1)
 """
 
 
-async def looked_for_orphans(folder: Path, settings: Any) -> OrphansAnswer:
+async def looked_for_orphans(folder: Path) -> OrphansAnswer:
+    """By somebody who does not look at locks: only a declared death is a proof."""
+    settings = Settings(proof_of_death=False)
     storage = await open_storage(f"sqlite:///{folder / 'jobs.db'}", settings, create=False)
     try:
         return await storage.orphans(10)
@@ -162,8 +176,12 @@ async def looked_for_orphans(folder: Path, settings: Any) -> OrphansAnswer:
         await storage.close()
 
 
-def test_the_death_of_a_program_is_proven_though_a_copy_of_it_lives_on(queue: Queue, tmp_path: Path) -> None:
-    """The copy holds the pipe to the keeper and the file's lock, so neither tells; and the lease is long."""
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_death_of_a_program_is_proven_though_a_copy_of_it_lives_on(
+    queue: Queue, tmp_path: Path, ready: bool
+) -> None:
+    """The lease is long, and a copy may hold the pipe to the keeper; also before it has called itself
+    ready."""
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     with subprocess.Popen(
@@ -172,18 +190,21 @@ def test_the_death_of_a_program_is_proven_though_a_copy_of_it_lives_on(queue: Qu
         try:
             assert program.stdout is not None
             said = b""
-            while not (b"keeper ready" in said and b"forked" in said):
+            while not (b"forked" in said and (b"keeper ready" in said or not ready)):
                 line = program.stdout.readline()
                 assert line
                 said += line
-            [keeper] = keepers_of(program.pid)
-            os.kill(keeper, signal.SIGTERM)  # to the whole group, say: it means the program, not its keeper
+            [keeper] = until(lambda: keepers_of(program.pid))
+            if ready:
+                os.kill(
+                    keeper, signal.SIGTERM
+                )  # to the whole group, say: it means the program, not its keeper
             program.kill()
             killed_at = time.monotonic()
 
             def found() -> list[tuple[Ground, str]]:
                 # The keeper reaps as soon as it has declared; what is looked for is whichever is there.
-                answer = asyncio.run(looked_for_orphans(tmp_path, queue.settings))
+                answer = asyncio.run(looked_for_orphans(tmp_path))
                 history = queue.get(queue.find("task:forks").items[0].id).history()
                 return [(job.ground, job.how) for job in answer.jobs] or [
                     (Ground.PROVEN, attempt.error.message) for attempt in history if attempt.error

@@ -211,6 +211,15 @@ def test_a_full_queue_refuses_and_says_what_was_stored(tmp_path: Path) -> None:
     queue.close()
 
 
+def test_a_map_of_several_round_trips_tells_all_that_was_stored(tmp_path: Path) -> None:
+    queue = Queue(db_path=tmp_path / "jobs.db", settings={"queue_cap": 1_500})
+    with pytest.raises(QueueFull, match=r"item 1,500 of 2,500: ") as caught:
+        queue.task_named("t").map([(index,) for index in range(2_500)])
+    assert len(set(caught.value.accepted)) == 1_500 == queue.counts().total
+    assert queue.get(caught.value.accepted[-1]).record.args == [1_499]
+    queue.close()
+
+
 def test_a_conflict_inside_a_map_names_the_item(queue: Queue) -> None:
     keyed = queue.task_named("t").options(idempotency_key="k")
     with pytest.raises(IdempotencyConflict, match="item 1 of 2: idempotency key 'k'") as caught:

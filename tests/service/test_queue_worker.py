@@ -25,7 +25,7 @@ from fluxmesh import (
     WouldDeadlock,
 )
 from fluxmesh.queue import default_worker_id, load_app
-from fluxmesh.worker.worker import WorkerEnd
+from fluxmesh.worker.config import WorkerEnd
 
 BOUND_S = 60
 

@@ -11,9 +11,9 @@ import pytest
 from fluxmesh.context import Context
 from fluxmesh.job import Outcome, Status
 from fluxmesh.storage.values import Cancelled
+from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.notices import ECHO_S
 from fluxmesh.worker.observe import JobStarted
-from fluxmesh.worker.worker import WorkerEnd
 from tests.service.test_worker_outages import Lines
 from tests.service.workshop import Workshop, workshop
 

@@ -18,10 +18,13 @@ from fluxmesh.job import Job, Outcome, Status
 from fluxmesh.middleware import CallNext, JobRun
 from fluxmesh.outcome import End
 from fluxmesh.task import define
-from fluxmesh.worker.observe import BodyUnstoppable, JobEnded
-from fluxmesh.worker.worker import Worker, WorkerEnd
+from fluxmesh.worker.config import WorkerEnd
+from fluxmesh.worker.isolated.process import BodyProcess
+from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, LeaseLapsed
+from fluxmesh.worker.worker import Worker
 from tests.service.isolated_tasks import OWN, lives, registry_of_tasks, told
 from tests.service.log_tap import tapped
+from tests.service.test_worker_outages import Lines
 from tests.service.workshop import LIMIT_S, Workshop, workshop
 
 TIMEOUT_S = 0.4
@@ -224,6 +227,25 @@ async def test_a_timeout_gives_the_slot_back_and_bodies_do_not_overlap(shop: Wor
         assert job.error.message == f"{stopped} and could not be stopped in time"
 
 
+@workshop(hard_grace_s=600)
+async def test_while_a_body_does_not_stop_the_next_process_is_started(shop: Workshop) -> None:
+    equip(shop)
+    worker = await shop.worker(concurrency=1, grace_s=0)
+    path, before = str(shop.path.parent / "marks"), children()
+    job_id = await shop.put("swallows", path, timeout=0.2, max_retries=0)
+    [pid] = await begun(path)
+    assert pid in children()
+    async with asyncio.timeout(LIMIT_S):
+        while not children() - before - {pid}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert lives(pid)
+    assert (await shop.job(job_id)).status is Status.RUNNING
+    worker.stop_now()
+    await worker.wait()
+    job = await shop.job(job_id)
+    assert (job.status, job.reason) == (Status.DEAD_LETTER, "timeout")
+
+
 @pytest.mark.parametrize("task", ["blocked", "waits", "ignores_sigterm", "in_c_for_ever"])
 @workshop(hard_grace_s=HARD_GRACE_S)
 async def test_a_running_job_can_be_cancelled(shop: Workshop, task: str) -> None:
@@ -289,6 +311,28 @@ async def test_a_drain_interrupts_and_then_kills_and_charges_nothing(shop: Works
     assert not shop.witness.all(BodyUnstoppable)
 
 
+@workshop()
+async def test_what_must_not_overlap_is_stopped_when_the_lease_may_be_lost(shop: Workshop) -> None:
+    equip(shop)
+    lines = Lines(shop)
+    await shop.worker(concurrency=2, open_storage=lines.open)
+    careful, other = str(shop.path.parent / "careful"), str(shop.path.parent / "other")
+    door = shop.path.parent / "door"
+    careful_id = await shop.put("careful", careful, max_retries=0)
+    other_id = await shop.put("until_apart", other, str(door), max_retries=0)
+    await begun(careful)
+    await begun(other)
+    lines.beats.down = {"beat"}
+    await shop.witness.saw(LeaseLapsed)
+    await shop.witness.saw(JobEnded, job_id=careful_id, outcome=Outcome.INTERRUPTED)
+    door.touch()
+    assert (await shop.ended(other_id)).result == "done"
+    lines.beats.down = set()
+    await begun(careful, 2)
+    job = await shop.job(careful_id)
+    assert (job.status, job.attempts, job.interruptions, job.crashes) == (Status.RUNNING, 0, 1, 0)
+
+
 @workshop(hard_grace_s=30)
 async def test_a_second_signal_ends_within_a_second(shop: Workshop) -> None:
     equip(shop)
@@ -337,6 +381,26 @@ async def test_a_body_over_its_memory_limit_is_killed_as_a_crash(shop: Workshop)
     await shop.worker()
     job = await shop.ended(await shop.put("eats", str(shop.path.parent / "marks"), backoff_base_seconds=0.01))
     assert (job.crashes, job.reason) == (3, "worker lost x3: killed: over its memory limit of 200 MB")
+
+
+@workshop()
+async def test_without_proc_and_pidfd_bodies_run_and_are_bounded_all_the_same(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on other systems than Linux."""
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(BodyProcess, "rss_bytes", lambda _: None)
+    equip(shop)
+    await shop.worker(concurrency=1)
+    path = str(shop.path.parent / "marks")
+    job = await shop.ended(await shop.put("eats", path, max_retries=0))
+    assert (job.status, job.crashes, job.error.type) == (Status.DEAD_LETTER, 0, "MemoryError")
+    pid = int(told(path)[0][2])
+    assert (await shop.ended(await shop.put("large", 5 << 20, max_retries=0))).crashes == 0
+    job = await shop.ended(await shop.put("dies", path, "SIGKILL", max_crashes=1))
+    assert job.reason == "worker lost x1: killed by SIGKILL"
+    assert not lives(pid)
+    assert len((await shop.ended(await shop.put("large", 3))).result) == 3
 
 
 @workshop()

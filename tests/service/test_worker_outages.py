@@ -14,6 +14,7 @@ from fluxmesh.job import Outcome, Status
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import Owned, Settled
 from fluxmesh.testing.contract.faulty import FaultyStorage
+from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.observe import (
     BodyUnstoppable,
     Claimed,
@@ -24,7 +25,7 @@ from fluxmesh.worker.observe import (
     LeaseLapsed,
     LoopBlocked,
 )
-from fluxmesh.worker.worker import Worker, WorkerEnd
+from fluxmesh.worker.worker import Worker
 from tests.service.workshop import Witness, Workshop, workshop
 
 

@@ -14,8 +14,10 @@ from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import JobInterrupted
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import Cancelled
+from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted
-from fluxmesh.worker.worker import Worker, WorkerEnd
+from fluxmesh.worker.worker import Worker
+from tests.service.test_worker_outages import Lines
 from tests.service.workshop import Witness, Workshop, workshop
 
 
@@ -262,6 +264,20 @@ async def test_a_worker_that_cannot_start_says_why_and_leaves_nothing_behind(sho
     with pytest.raises(StorageUnreachable, match="second connection"):
         await shop.make_worker("nobody", open_storage=half).start()
     assert await shop.storage.fleet() == []
+
+
+@workshop(hard_grace_s=0.1)
+async def test_a_storage_that_neither_answers_nor_closes_does_not_hold_up_the_end(shop: Workshop) -> None:
+    lines = Lines(shop)
+    worker = await shop.worker(open_storage=lines.open)
+    for line in (lines.main, lines.beats):
+        line.slow |= {"exchange", "beat", "declare_dead", "close"}
+    began_at = time.monotonic()
+    await worker.stop(0.0)
+    assert await worker.wait() is WorkerEnd.STOPPED
+    assert time.monotonic() - began_at < 0.1 + 2.0
+    lines.main.arrive.set()
+    lines.beats.arrive.set()
 
 
 @workshop()

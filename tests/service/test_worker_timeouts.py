@@ -9,8 +9,8 @@ import pytest
 
 from fluxmesh.job import Outcome, Status
 from fluxmesh.outcome import JobTimeout, Snooze
+from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.observe import BodyUnstoppable, Claimed, JobEnded, JobsReleased, JobStarted
-from fluxmesh.worker.worker import WorkerEnd
 from tests.service.workshop import Workshop, workshop
 
 QUICK = {"timeout": 0.25, "max_retries": 0}

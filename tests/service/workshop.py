@@ -21,9 +21,10 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import WorkerRef
 from fluxmesh.submission import prepare
 from fluxmesh.task import TaskRegistry, define
+from fluxmesh.worker.config import WorkerConfig
 from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.observe import WorkerEvent
-from fluxmesh.worker.worker import Worker, WorkerConfig
+from fluxmesh.worker.worker import Worker
 
 LIMIT_S = 15.0
 E = TypeVar("E")

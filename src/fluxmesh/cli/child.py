@@ -154,8 +154,9 @@ async def _serve(
     reports: Reports,
     stdin: int,
 ) -> int:
+    from fluxmesh.worker.config import WorkerConfig, WorkerEnd
     from fluxmesh.worker.signals import StopSignals
-    from fluxmesh.worker.worker import Worker, WorkerConfig, WorkerEnd
+    from fluxmesh.worker.worker import Worker
 
     config = WorkerConfig(
         worker_id=options.id,

@@ -43,12 +43,13 @@ from fluxmesh.worker.runs import NEVER, Run, RunTable
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 RELEASE_TRIES: Final = 4
-HALVED_FROM: Final = 8  # of fewer slots the exchanges cost more than the halves save
+HALVED_FROM: Final = 32  # of fewer slots the exchanges cost more than the halves save
 UNDER_WAY_MOST: Final = 2
 _DECLINED_PAUSE_S: Final = 0.5
 _UNKNOWN_PAUSE_S: Final = 0.25  # until a beat has put the worker's row back
 _SHORTEST_REST_S: Final = 0.002  # between two looks at what is due about now
 _SHORTEST_TAKE_REST_S: Final = 0.05
+_ABANDON_S: Final = 0.5
 
 
 class _Flight(Struct):
@@ -180,9 +181,16 @@ class Fetcher(Service):
         except Exception as error:
             self._fail(error)  # a defect: ends at hand may be lost, so nothing must go on as if all were well
         finally:
-            for flight in self._flights:
-                flight.answer.cancel()
+            await self._abandon()
         return None
+
+    async def _abandon(self) -> None:
+        """Nothing is left under way by a round that is cancelled, or has met a defect."""
+        left = [flight.answer for flight in self._flights]
+        for answer in left:
+            answer.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_ABANDON_S)
 
     def _half_of_slots(self) -> int:
         """How many ends are worth an exchange of their own while another is under way; 0: no number is.

@@ -70,7 +70,7 @@ class ChildGuard(Service):
         return None if self._judge.suspects else rest_s
 
     async def close(self) -> None:
-        """The child has ended. Bounded."""
+        """The child has ended: let go of storage. Bounded."""
         await self.stop(NOTE_S)
         await self._keeper.close()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -53,7 +54,7 @@ class Orders(Struct, frozen=True):
 
 
 class Keeper(Service):
-    """One look at a time. `over`: there is nothing more to be kept."""
+    """Ends by itself when there is nothing more to be kept; `declared` is what is left to do then."""
 
     def __init__(self, orders: Orders, ledger: LedgerReader, stdin_fd: int) -> None:
         rng = random.Random()
@@ -160,8 +161,9 @@ async def _keep(orders: Orders, ledger: LedgerReader) -> bool:
     keeper = Keeper(orders, ledger, sys.stdin.fileno())
     await keeper.start()
     await keeper.get_ready()
-    sys.stderr.write(f"{READY}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody listens if the program is gone already
+        sys.stderr.write(f"{READY}\n")
+        sys.stderr.flush()
     await keeper.wait()
     return await keeper.declared()
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("worker")
 READY: Final = "ready"  # the first line that it says
+START_AFTER_S: Final = 0.5  # no lease is so short that it would be needed sooner
 LINE_MOST_BYTES: Final = 2_000
 LINES_MOST: Final = 100  # that it may say in its life; the rest is dropped
 
@@ -35,7 +36,7 @@ class KeeperProcess:
         self._orders: Final = {"pid": os.getpid(), "url": url, "settings": settings}
         self._ledger_fd = -1
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, worker: Worker) -> None:
@@ -48,23 +49,24 @@ class KeeperProcess:
             self._close_ledger()
 
     def start(self) -> None:
-        """Start the process, on a thread: nothing waits for it."""
+        """Start the process, on a thread: nothing waits for it. A worker that ends at once has none."""
         if self._ledger_fd >= 0:
             threading.Thread(target=self._live, name="fluxmesh-keeper", daemon=True).start()
 
     def close(self) -> None:
         """Tell it to go."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             if self._process is None:
                 self._close_ledger()
             elif self._process.stdin is not None:
                 self._process.stdin.close()
 
     def _live(self) -> None:
+        self._closed.wait(START_AFTER_S)
         try:
             with self._lock:
-                if self._closed:
+                if self._closed.is_set():
                     return
                 process = self._process = self._spawn()
                 self._close_ledger()
@@ -73,7 +75,7 @@ class KeeperProcess:
         except OSError as error:
             _log.warning("no keeper", error=str(error))
         else:
-            if code and not self._closed:
+            if code and not self._closed.is_set():
                 _log.warning("the keeper has ended", status=code)
 
     def _spawn(self) -> subprocess.Popen[bytes]:

@@ -57,6 +57,7 @@ _WAITS: Final = ID_BYTES
 _REVOKED: Final = ID_BYTES + 1
 _HEADER: Final = struct.Struct(f"=qdddd{ID_BYTES}s")
 _DEADLINE_IN_RECORD: Final = _RECORD.size - _INSTANT.size
+_FREE: Final = (0.0,)
 _LOOKS: Final = 4
 _put_record: Final = _RECORD.pack_into
 _put_instant: Final = _INSTANT.pack_into
@@ -216,6 +217,8 @@ class LedgerReader:
             return []
         found = []
         for at in range(_RECORDS_AT, _RECORDS_AT + self._records * _RECORD.size, _RECORD.size):
+            if _INSTANT.unpack_from(view, at + _DEADLINE_IN_RECORD) == _FREE:
+                continue  # most are
             entry = _agreed(view, at)
             if entry is not None and entry.hard_s:
                 found.append(entry)

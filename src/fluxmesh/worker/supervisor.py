@@ -31,7 +31,7 @@ from fluxmesh.worker.deaths import (
     next_step,
     restart_delay_s,
 )
-from fluxmesh.worker.guard import ChildGuard
+from fluxmesh.worker.guard import NOTE_S, ChildGuard
 from fluxmesh.worker.rival import live_rival
 from fluxmesh.worker.signals import TELLING_GAP_S, StopSignals
 
@@ -196,11 +196,12 @@ class Supervisor:
         guard = await self._guard(place, child)
         try:
             code = await child.wait()
+            await guard.stop(NOTE_S)
+            step = self._ended(place, child, code, guard)
         finally:
             place.child = None
             await guard.close()
             child.ledger.close()
-        step = self._ended(place, child, code, guard)
         if step is Next.RESTART and code == EXIT_FENCED and await self._outlived_by_rival(place, child):
             return Next.GIVE_UP
         return step

@@ -7,22 +7,19 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from enum import StrEnum
-from typing import Any, Final, Literal
-
-from msgspec import Struct
+from typing import Any, Final
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, StorageUnreachable
-from fluxmesh.job import TIERS
 from fluxmesh.obs.log import get_logger
 from fluxmesh.scheduler.housekeeping import Housekeeper
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import Registration, Standing, WorkerRef, WorkerView
-from fluxmesh.submission import DEFAULT_QUEUE, checked_name, checked_queue, checked_tier
+from fluxmesh.submission import checked_name, checked_queue, checked_tier
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.beater import Beater, BeatReport
+from fluxmesh.worker.config import WorkerConfig, WorkerEnd
 from fluxmesh.worker.fetcher import Fetcher
 from fluxmesh.worker.isolated.isolation import check_isolation
 from fluxmesh.worker.isolated.process import KILL_S
@@ -39,35 +36,15 @@ from fluxmesh.worker.watch import LoopWatch, Orphanage
 
 STUCK_PER_SLOT: Final = 2  # more bodies than this that cannot be stopped, and the worker retires at once
 OPEN_S: Final = 30.0
-FLUSH_S: Final = 1.0
+FLUSH_S: Final = 0.8
 HURRIED_GRACE_S: Final = 0.15
 HURRIED_FLUSH_S: Final = 0.3
 RESOURCES_S: Final = 10.0  # to close what the worker built
 LEAVE_S: Final = 0.2  # for each part of the worker to end
 ORPHAN_SLACK_S: Final = 2.0  # beyond the grace periods, before a worker without a supervisor ends itself
 LAST_WORDS_S: Final = 1.0
+CLOSE_S: Final = 0.3  # in all, with the above, a worker takes less than 2 s beyond its grace periods
 _log = get_logger("worker")
-
-
-class WorkerEnd(StrEnum):
-    """How a worker came to its end."""
-
-    STOPPED = "stopped"
-    HURRIED = "hurried"  # told twice
-    RETIRED = "retired"  # a body could not be stopped: the process should be replaced
-    FENCED = "fenced"  # a newer run of the same worker id exists, or this one was declared dead
-
-
-class WorkerConfig(Struct, frozen=True, kw_only=True):
-    """What one worker does. `reserve[tier]` slots are kept for jobs of that tier."""
-
-    worker_id: str
-    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
-    tiers: tuple[int, ...] = TIERS
-    concurrency: int
-    reserve: dict[int, int] = {}
-    grace_s: float
-    on_lease_lost: Literal["continue", "cancel"] = "continue"
 
 
 class Worker:
@@ -499,9 +476,8 @@ class Worker:
             await self._within(self._runner.close_resources(), RESOURCES_S, HURRIED_FLUSH_S)
         await self._runner.kill_processes()
         self._progress.close()
-        await self._fetcher.stop(LEAVE_S)
-        await self._housekeeper.stop(LEAVE_S)
-        await self._notices.stop(LEAVE_S)
+        parts = (self._fetcher, self._housekeeper, self._notices)
+        await asyncio.gather(*(part.stop(LEAVE_S) for part in parts))
         try:
             if await self._beater.stop(2 * LEAVE_S):
                 # After the last beat: a later one would put the row back.
@@ -509,4 +485,8 @@ class Worker:
                     await self._storage.declare_dead(self._ref, "left")
         except (FluxMeshError, TimeoutError) as error:
             _log.warning("storage does not answer", verb="declare_dead", error=str(error))
-        await self._storage.close()
+        # One that does not answer may take long to close, and is not waited for.
+        self._storage_closing = self._loop.create_task(self._storage.close(), name="fluxmesh-close-storage")
+        closed, _ = await asyncio.wait((self._storage_closing,), timeout=CLOSE_S)
+        for closing in closed:
+            closing.result()

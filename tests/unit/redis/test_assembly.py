@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fluxmesh.storage.redis.assembly as assembly
-from fluxmesh.storage.redis.assembly import script_text, used_of
+from fluxmesh.storage.redis.assembly import folded, script_text, used_of
 from fluxmesh.storage.redis.keys import written_out
 
 LUA = Path(assembly.__file__).with_name("lua")
@@ -43,6 +43,22 @@ def test_what_nothing_mentions_is_left_out_and_what_acts_stays() -> None:
     kept = used_of(libraries, "return used()")
     assert "unused" not in kept
     assert kept.index("local a, b") < kept.index("local function used") < kept.index("if a then")
+
+
+def test_what_is_rare_is_made_when_it_is_first_called() -> None:
+    text = (
+        "local a = 1\n-- rare\nlocal function seldom(x)\n  return x + a\nend\nlocal function often(x)\n"
+        "  local seldom_ = x\n  return x and seldom(x) or x.seldom\nend"
+    )
+    kept = folded(text, ("R", "rare"), "return often(seldom(1))")
+    assert kept.splitlines() == [
+        "local R, rare", "local a = 1", "rare = function()", "if not R then", "local function seldom(x)",
+        "  return x + a", "end", "R = {seldom = seldom}", "end", "return R", "end",
+        "local function often(x)", "  local seldom_ = x",
+        "  return x and rare().seldom(x) or x.seldom", "end",
+        "return often(rare().seldom(1))",
+    ]  # fmt: skip
+    assert folded("local a = 1", ("R", "rare"), "return a") == "local a = 1\nreturn a"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -32,6 +32,16 @@ class TestClaim:
         assert await lab.statuses(made) == [Status.RUNNING] * 2 + [Status.CLAIMED] * 3 + [Status.PENDING] * 2
 
     @scenario
+    async def test_a_large_claim_among_jobs_it_may_not_run_keeps_the_order(self, lab: Lab) -> None:
+        """Whatever the storage reads at a time, and whatever it takes out of the way meanwhile."""
+        jobs = [new_job("alien" if n % 3 == 0 or 200 <= n < 520 else "work") for n in range(900)]
+        await lab.enqueue(*jobs)
+        worker = await lab.worker()
+        given = [job for slots in (300, 100) for job in await worker.claim(slots)]
+        assert [job.id for job in given] == [job.id for job in jobs if job.task == "work"]
+        assert (await lab.storage.counts()).by_status[Status.PENDING] == len(jobs) - len(given)
+
+    @scenario
     async def test_a_claimed_job_brings_all_that_is_needed_to_run_it(self, lab: Lab) -> None:
         asked = new_job("work", 1, kwargs={"a": 2}, priority=1, max_retries=9)
         await lab.enqueue(asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from fluxmesh.codec import WARN_PAYLOAD_BYTES
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fluxmesh.worker.runs import Run
 
 WEIGH_S: Final = 0.05
+DOUBT_S: Final = 0.25  # a body that has not stopped by then will perhaps be killed
 _log = get_logger("worker")
 
 
@@ -28,18 +30,20 @@ class IsolatedCall:
     gone. Everything is called on the loop."""
 
     __slots__ = (
+        "_doubter",
         "_grace_s",
         "_killed",
         "_killer",
         "_loop",
+        "_on_doubt",
         "_process",
         "_scales",
         "_sent",
-        "_started",
         "ended",
         "gone_by",
         "job",
         "run",
+        "started",
         "token",
     )
 
@@ -54,16 +58,19 @@ class IsolatedCall:
         self._loop = loop
         self._grace_s = hard_grace_s
         self._process: BodyProcess | None = None
-        self._started = False
+        self.started = False
         self._killed = False
         self._sent: set[Interruption] = set()
         self._killer: asyncio.TimerHandle | None = None
+        self._doubter: asyncio.TimerHandle | None = None
+        self._on_doubt: Callable[[IsolatedCall], None] | None = None
         self._scales: asyncio.TimerHandle | None = None
 
     # -- its life ----------------------------------------------------------------------------------------
-    def begin(self, process: BodyProcess) -> None:
-        """Send it to this process, which is free."""
+    def begin(self, process: BodyProcess, on_doubt: Callable[[IsolatedCall], None]) -> None:
+        """Send it to this process, which is free. `on_doubt`: told that the process may have to be killed."""
         self._process = process
+        self._on_doubt = on_doubt
         limit_mb = self.run.plan.memory_limit_mb
         if limit_mb is None:
             process.run(self, Start(self.job))
@@ -78,7 +85,7 @@ class IsolatedCall:
         self._finish(End(Outcome.INTERRUPTED))
 
     def on_started(self) -> None:
-        self._started = True
+        self.started = True
 
     def on_told(self, pct: float, message: str | None) -> None:
         try:
@@ -106,14 +113,14 @@ class IsolatedCall:
         """The process is gone with the body in it."""
         if self._killed:
             self._finish(ending.killed(self.run))
-        elif self._started:
+        elif self.started:
             self._finish(ending.crashed("the process of its body", how))
         else:
             _log.error("body process died before its job began", job_id=self.run.job.id, how=how)
             self.forgo()
 
     def _finish(self, end: End) -> None:
-        for timer in (self._killer, self._scales):
+        for timer in (self._killer, self._doubter, self._scales):
             if timer is not None:
                 timer.cancel()
         if not self.ended.done():
@@ -132,6 +139,9 @@ class IsolatedCall:
         self._process.send(Stop(self.token, timeout=kind is JobTimeout))
         if self._killer is None:
             self._killer = self._loop.call_later(self._grace_s, self.kill)
+            if self._on_doubt is not None:
+                doubt_s = min(DOUBT_S, self._grace_s / 4)
+                self._doubter = self._loop.call_later(doubt_s, self._on_doubt, self)
         return True
 
     def kill(self) -> bool:

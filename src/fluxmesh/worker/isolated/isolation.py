@@ -77,7 +77,7 @@ class Isolation:
     def start(self) -> None:
         """Have a process ready for the first job."""
         if self._pool is not None:
-            self._pool.keep_warm()
+            self._pool.start()
 
     def applies_to(self, definition: TaskDefinition | None) -> bool:
         """True for a task whose bodies shall be isolated."""

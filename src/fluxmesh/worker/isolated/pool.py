@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Final
 
@@ -28,8 +29,10 @@ class Recycling(Struct, frozen=True):
 class BodyPool:
     """At most `most` processes, each with one body at a time. `may_begin` is asked before a body is sent.
 
-    A process that does not start costs its job nothing: the job goes back, and the next start waits, longer
-    each time. `close` ends all of them. Everything is called on the loop.
+    Bodies wait in their order for whatever process is free first. For one that does not stop when told to,
+    another is started before it is killed: so many more than `most` there may be. A process that does not
+    start costs its job nothing: the job that has waited longest goes back, and the next start waits, longer
+    each time. Everything is called on the loop.
     """
 
     def __init__(
@@ -47,27 +50,29 @@ class BodyPool:
         self._source = source
         self._hello = hello
         self._most = most
-        self._warm: Final = warm  # one is kept ready
+        self._warm: Final = warm  # there is always one
         self._recycling = recycling
         self._may_begin = may_begin
+        self._waiting: deque[IsolatedCall] = deque()  # no more than there are slots
         self._idle: list[BodyProcess] = []
-        self._members: set[BodyProcess] = set()  # that run, are idle or start
-        self._leaving: set[BodyProcess] = set()
+        self._members: set[BodyProcess] = set()  # idle ones, and those with a body
+        self._others: set[BodyProcess] = set()  # that start, or end
+        self._starting = 0
+        self._doubted: set[IsolatedCall] = set()  # whose processes will perhaps be killed
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
         self._closed = False
+        self._shut: asyncio.Future[None] = loop.create_future()  # ends the rests
         self._failures = 0
         self._failed_at = float("-inf")
 
     @property
     def empty(self) -> bool:
         """No process of it is left."""
-        return not (self._members or self._leaving or self._tasks)
+        return not (self._members or self._others or self._tasks)
 
-    def keep_warm(self) -> None:
-        """Have one process ready before there is work for it."""
-        if self._warm and not (self._closed or self._idle) and len(self._members) < self._most:
-            self._spawn(self._warm_up())
+    def start(self) -> None:
+        """Have a process ready before there is work for it, if that is wanted."""
+        self._start_lacking()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work, name="fluxmesh-body-pool")
@@ -77,48 +82,52 @@ class BodyPool:
     # -- work --------------------------------------------------------------------------------------------
     def submit(self, call: IsolatedCall) -> None:
         """Run it in a free process, or a new one."""
-        process = self._take_idle(fresh=call.run.plan.alone)
-        if process is not None:
-            self._begin(call, process)
-        else:
-            self._spawn(self._fetch(call))
+        self._waiting.append(call)
+        self._match()
 
-    async def _fetch(self, call: IsolatedCall) -> None:
-        try:
-            process = await self._obtain(fresh=call.run.plan.alone)
-        except BaseException:
-            call.forgo()
-            raise
-        if process is None:
-            call.forgo()
-        else:
-            self._begin(call, process)
+    def _match(self) -> None:
+        """Bring together what waits and what is free, and start what is lacking."""
+        for call in list(self._waiting):
+            if call.ended.done():
+                self._waiting.remove(call)
+                continue
+            process = self._take_idle(fresh=call.run.plan.alone)
+            if process is not None:
+                self._waiting.remove(call)
+                self._begin(call, process)
+        self._start_lacking()
+
+    def _take_idle(self, *, fresh: bool) -> BodyProcess | None:
+        for at in range(len(self._idle) - 1, -1, -1):  # the last one used: its memory is warm
+            if not fresh or self._idle[at].jobs == 0:
+                return self._idle.pop(at)
+        return None
 
     def _begin(self, call: IsolatedCall, process: BodyProcess) -> None:
-        if call.ended.done():
-            self._release(process)
-        elif not self._may_begin(call):
-            call.forgo()
-            self._release(process)
-        else:
+        if self._may_begin(call):
             call.ended.add_done_callback(lambda _: self._after(call, process))
-            call.begin(process)
+            call.begin(process, self._doubt)
+        else:
+            call.forgo()
+            self._idle.append(process)
+
+    def _doubt(self, call: IsolatedCall) -> None:
+        self._doubted.add(call)
+        self._start_lacking()
 
     def _after(self, call: IsolatedCall, process: BodyProcess) -> None:
-        if call.run.plan.alone:
-            self._retire(process)
-        else:
-            self._release(process)
-
-    def _release(self, process: BodyProcess) -> None:
-        """It is free again."""
-        if process not in self._members or not process.lives:
-            return
-        if self._closed or self._is_due(process):
-            self._retire(process)
-            return
-        self._idle.append(process)
-        self._wake()
+        self._doubted.discard(call)
+        if call.started:
+            self._failures = 0
+        elif not process.lives:
+            self._note_failure()
+        if process in self._members and process.lives:
+            too_many = len(self._members) + self._starting > self._most
+            if self._closed or too_many or call.run.plan.alone or self._is_due(process):
+                self._retire(process)
+            else:
+                self._idle.append(process)
+        self._match()
 
     def _is_due(self, process: BodyProcess) -> bool:
         after, above = self._recycling.after_jobs, self._recycling.above_mb
@@ -126,102 +135,109 @@ class BodyPool:
             return True
         return bool(above) and (process.rss_bytes() or 0) > above * MB
 
-    def _retire(self, process: BodyProcess) -> None:
-        """Let it close what it has, and end."""
-        if process in self._members:
-            self._members.discard(process)
-            if process in self._idle:
-                self._idle.remove(process)
-            if process.lives:
-                self._leaving.add(process)
-                self._spawn(process.close())
-            self._wake()
-            self.keep_warm()
-
-    def _on_gone(self, process: BodyProcess) -> None:
-        self._leaving.discard(process)
-        if process in self._members:
-            self._members.discard(process)
-            if process in self._idle:
-                self._idle.remove(process)
-                _log.warning(
-                    "body process gone while it was idle", pid=process.pid, how=process.gone.result()
-                )
-            self._wake()
-            if process.ready.result() is None:
-                self.keep_warm()
-
     # -- processes ---------------------------------------------------------------------------------------
-    def _take_idle(self, *, fresh: bool) -> BodyProcess | None:
-        for at in range(len(self._idle) - 1, -1, -1):  # the last one used: its memory is warm
-            if not fresh or self._idle[at].jobs == 0:
-                return self._idle.pop(at)
-        return None
+    def _start_lacking(self) -> None:
+        wanted = len(self._waiting) + len(self._doubted)
+        lacking = wanted - self._starting - len(self._idle if self._doubted else ())
+        if self._warm and not (self._members or self._starting or self._failures):
+            lacking = max(lacking, 1)
+        for _ in range(lacking):
+            if len(self._members) + self._starting >= self._most + len(self._doubted):
+                if not self._idle:
+                    return
+                self._retire(self._idle[0])  # what waits wants a fresh one
+            if not self._closed:
+                self._starting += 1
+                self._spawn(self._start())
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    async def _start(self) -> None:
+        try:
+            process = await self._started()
+        finally:
+            self._starting -= 1
+        if process is not None:
+            self._members.add(process)
+            if self._closed:
+                self._retire(process)
+            else:
+                self._idle.append(process)
+        else:
+            waiting = next((call for call in self._waiting if not call.ended.done()), None)
+            if waiting is not None:
+                waiting.forgo()
+        self._match()
 
-    async def _obtain(self, *, fresh: bool) -> BodyProcess | None:
-        """A free process, or a new one. None: it could not be started. As many wait here as there are slots,
-        for no longer than another body runs."""
-        while True:
-            process = self._take_idle(fresh=fresh)
-            if process is not None:
-                return process
-            if self._idle and len(self._members) >= self._most:  # none of them is fresh
-                self._retire(self._idle[0])
-            if len(self._members) < self._most:
-                return await self._start()
-            await self._changed.wait()
-
-    async def _warm_up(self) -> None:
-        if len(self._members) < self._most:
-            process = await self._start()
-            if process is not None:
-                self._release(process)
-
-    async def _start(self) -> BodyProcess | None:
+    async def _started(self) -> BodyProcess | None:
         rest_s = self._failed_at + restart_delay_s(self._failures) - self._loop.time()
         if self._failures and rest_s > 0:
-            await asyncio.sleep(rest_s)
+            await asyncio.wait((self._shut,), timeout=rest_s)
+        if self._closed:
+            return None
         began = self._loop.time()
         try:
             process = BodyProcess(self._loop, self._source, self._hello, self._on_gone)
         except OSError as error:
             self._failed(began, f"{type(error).__name__}: {error}")
             return None
-        self._members.add(process)
+        self._others.add(process)
         try:
             async with asyncio.timeout(START_S):
                 hindrance = await asyncio.shield(process.ready)
         except TimeoutError:
             hindrance = f"not ready in {START_S:g} s"
+        if hindrance is None and not process.lives:
+            hindrance = process.gone.result()
         if hindrance is None:
-            self._failures = 0
+            self._others.discard(process)
             _log.debug("body process started", pid=process.pid, seconds=self._loop.time() - began)
             return process
+        process.kill()
         self._failed(began, hindrance)
-        self._members.discard(process)
-        if process.lives:
-            self._leaving.add(process)
-            process.kill()
-        self._wake()
         return None
+
+    def _note_failure(self) -> None:
+        self._failures += 1
+        self._failed_at = self._loop.time()
 
     def _failed(self, began: float, hindrance: str) -> None:
         """Starts that fail beside each other count as one failure."""
         if not self._closed:
             if began >= self._failed_at:
-                self._failures += 1
-                self._failed_at = self._loop.time()
+                self._note_failure()
             next_s = restart_delay_s(self._failures)
             _log.error("body process cannot start", error=hindrance, next_try_s=next_s)
 
+    def _retire(self, process: BodyProcess) -> None:
+        """Let it close what it has, and end."""
+        self._members.discard(process)
+        if process in self._idle:
+            self._idle.remove(process)
+        if process.lives:
+            self._others.add(process)
+            self._spawn(process.close())
+
+    def _on_gone(self, process: BodyProcess) -> None:
+        self._others.discard(process)
+        if process in self._idle:
+            self._idle.remove(process)
+            self._note_failure()
+            _log.warning("body process gone while it was idle", pid=process.pid, how=process.gone.result())
+        if process in self._members:
+            self._members.discard(process)
+            self._match()
+
     # -- the end -----------------------------------------------------------------------------------------
-    async def close(self) -> None:
-        """Have every process close its resources and end; those with a body are ended first by others."""
+    def _shut_down(self) -> None:
         self._closed = True
+        if not self._shut.done():
+            self._shut.set_result(None)
+
+    async def close(self) -> None:
+        """Have every process close its resources and end. When no body runs any more."""
+        self._shut_down()
+        for process in self._others:
+            if not process.ready.done():
+                process.kill()  # it has built nothing yet
         for process in list(self._members):
             self._retire(process)
         if self._tasks:
@@ -229,13 +245,12 @@ class BodyPool:
 
     async def kill(self) -> None:
         """End whatever is left, now. Bounded by what the kernel takes to end a process."""
-        self._closed = True
-        left = [*self._members, *self._leaving]
+        self._shut_down()
+        left = [*self._members, *self._others]
         for process in left:
             process.kill()
-        waiting = {process.gone for process in left}
-        if waiting:
-            await asyncio.wait(waiting, timeout=KILL_S)
+        if left:
+            await asyncio.wait({process.gone for process in left}, timeout=KILL_S)
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:

@@ -6,6 +6,7 @@ local PARK_CAP, PASSED_OVER_MOST, MAX_HOPS, TAKEABLE_US = 1000, 100, 2, 100000
 local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
 local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
 local PLACE_TEXT = {'1', '2'}
+local TIER_TEXT = {[0] = '0', '1', '2', '3'}
 
 -- rare
 local function load_limits()
@@ -27,6 +28,7 @@ local function new_claim(me, request)
     paused = {}, limits = {}, limited = false, lanes = {}, takes = {}, n_takes = 0, holds = {}, unexpiring = {},
     gone = {}, order = {}, alike = {n = 0}}
   if call('EXISTS', K.paused(), K.limits(), K.lanes()) == 0 then
+    S.unlimited = true
     return c
   end
   c.paused = set_of(call('SMEMBERS', K.paused()))
@@ -34,6 +36,7 @@ local function new_claim(me, request)
   for _, lane in ipairs(call('SMEMBERS', K.lanes())) do
     local kind, tier, queue, ref = lane_parts(lane)
     local home = tier .. ':' .. queue
+    c.any_lanes = true
     c.lanes[home] = c.lanes[home] or {}
     table.insert(c.lanes[home], {lane = lane, kind = kind, ref = ref})
   end
@@ -187,16 +190,22 @@ local function ready_walk(name, queue, tier, want)
   local chunk = math.max(2, math.min(want + 1, 257))
   local found = {id = '', place = 1, key = name, queue = queue, tier = tier, name = '', task = '', v = '',
     concurrency_key = nil, limited = nil}
-  local buffer, at, size, after = nil, 0, 0, '-inf'
+  local buffer, at, size, after = {}, 0, chunk, '-inf'
   return function()
-    if at == size then
-      if not after then
+    if at == #buffer then
+      if size < chunk then
         return nil
+      end
+      -- Go on after the last of them that is still in the set: those behind it were taken out.
+      for i = at, 1, -1 do
+        local seq = call('ZSCORE', name, buffer[i])
+        if seq then
+          after = '(' .. seq
+          break
+        end
       end
       buffer = call('ZRANGEBYSCORE', name, after, '+inf', 'LIMIT', '0', chunk)
       at, size = 0, #buffer
-      -- The last one's number now: it may be taken out of the set before the next look.
-      after = size == chunk and '(' .. call('ZSCORE', name, buffer[size])
       if size == 0 then
         return nil
       end
@@ -273,9 +282,9 @@ local function lanes_walk(c, lanes, tier, queue, want)
   return #walks == 1 and walks[1] or merge(walks)
 end
 
-local function queue_walk(c, tier, queue, want)
-  local lanes = c.lanes[tier .. ':' .. queue]
-  local walk = lanes and lanes_walk(c, lanes, tier, queue, want) or ready_walk(K.ready(queue, tier), queue, tier, want)
+local function queue_walk(c, tier, queue, name, want)
+  local lanes = c.any_lanes and c.lanes[tier .. ':' .. queue]
+  local walk = lanes and lanes_walk(c, lanes, tier, queue, want) or ready_walk(name, queue, tier, want)
   return function()
     while not c.more do
       local found = walk()
@@ -292,8 +301,9 @@ end
 local function tier_walk(c, tier, queues, want)
   local walks, turn = {}, 0
   for _, queue in ipairs(queues) do
-    if c.lanes[tier .. ':' .. queue] or call('EXISTS', K.ready(queue, tier)) == 1 then
-      walks[#walks + 1] = queue_walk(c, tier, queue, want)
+    local name = K.ready(queue, TIER_TEXT[tier])
+    if (c.any_lanes and c.lanes[tier .. ':' .. queue]) or call('EXISTS', name) == 1 then
+      walks[#walks + 1] = queue_walk(c, tier, queue, name, want)
     end
   end
   return function()
@@ -487,6 +497,9 @@ local function claim_jobs(c, slots, extra, reserve)
       if passed_over >= PASSED_OVER_MOST then
         break
       end
+    end
+    if left == 0 and extra <= #held and not anybody_waits() then
+      break -- the next one is looked at for the sake of those who could have it
     end
   end
   write_takes(c)

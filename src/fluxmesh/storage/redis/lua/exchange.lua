@@ -239,7 +239,7 @@ end
 local short = #running < slots
 if short then
   call('ZADD', K.waiting(), now, epoch)
-else
+elseif anybody_waits() then
   call('ZREM', K.waiting(), epoch)
 end
 if c.next_permit_us then

@@ -14,7 +14,7 @@ end
 
 local function first_due()
   local first
-  if call('EXISTS', K.delayed(0), K.delayed(1), K.delayed(2), K.delayed(3)) == 0 then
+  if call('EXISTS', K.delayed('0'), K.delayed('1'), K.delayed('2'), K.delayed('3')) == 0 then
     return nil
   end
   for tier = 0, 3 do
@@ -59,7 +59,7 @@ local function finish(answer)
   if S.flush_rare then
     flush_rare()
   end
-  if S.freed and (next(S.keys) or call('EXISTS', K.limits()) == 1) then
+  if S.freed and (next(S.keys) or not S.unlimited and call('EXISTS', K.limits()) == 1) then
     announce_freed()
   end
   if S.due then
@@ -68,7 +68,7 @@ local function finish(answer)
       ready(S.due.queue, S.due.tier, S.due.task)
     end
   end
-  if #S.order > 0 and call('EXISTS', K.waiting()) == 1 then
+  if #S.order > 0 and anybody_waits() then
     wake()
   end
   -- Of many ends nobody is told while nobody has ever waited for one: whoever does listens to `awaited` as well.

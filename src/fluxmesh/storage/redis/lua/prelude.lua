@@ -134,7 +134,7 @@ local function count(queue, tier, place, change)
   local of_tier = within(within(counted, queue), tier)
   local field = of_tier[place]
   if not field then
-    field = queue .. ':' .. int(tier) .. ':' .. int(place)
+    field = queue .. ':' .. (type(tier) == 'string' and tier or int(tier)) .. ':' .. int(place)
     of_tier[place] = field
   end
   S.tally[field] = (S.tally[field] or 0) + change

@@ -54,6 +54,16 @@ local function notice(epoch)
   call('PUBLISH', K.bell(epoch), 'notice')
 end
 
+local waits
+
+-- Whether any worker was waiting for work when this was first asked.
+local function anybody_waits()
+  if waits == nil then
+    waits = call('EXISTS', K.waiting()) == 1
+  end
+  return waits
+end
+
 -- rare
 local function can_run(me, queue, tier, task)
   return knows(me, task) and me.in_tier[tonumber(tier)] and me.in_queue[queue]
