@@ -104,13 +104,15 @@ class Nemesis:
         over = threading.Event()
         manager = threading.Thread(target=self._manage, args=(over,), name="manager", daemon=True)
         manager.start()
-        with ThreadPoolExecutor(_MOST_AT_ONCE, "fault") as pool:
-            for number, fault in enumerate(self._plan.faults):
-                time.sleep(max(0.0, start_s + fault.at_s - time.monotonic()))
-                pool.submit(self._carry_out, fault, random.Random(f"{self._plan.seed} fault {number}"))
-            time.sleep(max(0.0, start_s + self._plan.seconds - time.monotonic()))
-        over.set()
-        manager.join(_READY_S)
+        try:
+            with ThreadPoolExecutor(_MOST_AT_ONCE, "fault") as pool:
+                for number, fault in enumerate(self._plan.faults):
+                    time.sleep(max(0.0, start_s + fault.at_s - time.monotonic()))
+                    pool.submit(self._carry_out, fault, random.Random(f"{self._plan.seed} fault {number}"))
+                time.sleep(max(0.0, start_s + self._plan.seconds - time.monotonic()))
+        finally:
+            over.set()  # or it would go on starting workers when this run was told to end
+            manager.join(_READY_S)
         self._replace_ended()
         for thread in self._endings:
             thread.join(TOLD_S + 5)
