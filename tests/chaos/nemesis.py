@@ -21,6 +21,7 @@ from tests.chaos.fleet import ChaosWorker, Watch
 from tests.chaos.plan import LONG_STOP, Fault, Plan
 from tests.chaos.storages import NotDone, Spoilt
 
+ALONE: Final = "the worker had ended by itself"
 TOLD_S: Final = 15.0  # a worker that was told to stop has ended; its grace is 2 s
 ORPHANS_S: Final = 15.0  # and so have the children of one that was killed
 UNREACHABLE: Final = StorageError.exit_code  # of a worker that meets no storage when it starts
@@ -80,13 +81,14 @@ class Nemesis:
         self._endings: list[threading.Thread] = []
 
     # -- workers -----------------------------------------------------------------------------------------
-    def start_worker(self, slot: Slot) -> None:
+    def start_worker(self, slot: Slot) -> ChaosWorker:
         """Another worker in this place, under a name that none had before it."""
         slot.generation += 1
         name = f"w{slot.number}-{slot.generation}"
         spec = self._plan.workers[slot.number]
         slot.worker = ChaosWorker(name, spec, env=self._env(slot.number), folder=self._folder)
         self._watch.follow(slot.worker)
+        return slot.worker
 
     def kill_all(self) -> None:
         for worker in [*self._aside, *(slot.worker for slot in self.slots)]:
@@ -102,13 +104,15 @@ class Nemesis:
         over = threading.Event()
         manager = threading.Thread(target=self._manage, args=(over,), name="manager", daemon=True)
         manager.start()
-        with ThreadPoolExecutor(_MOST_AT_ONCE, "fault") as pool:
-            for number, fault in enumerate(self._plan.faults):
-                time.sleep(max(0.0, start_s + fault.at_s - time.monotonic()))
-                pool.submit(self._carry_out, fault, random.Random(f"{self._plan.seed} fault {number}"))
-            time.sleep(max(0.0, start_s + self._plan.seconds - time.monotonic()))
-        over.set()
-        manager.join(_READY_S)
+        try:
+            with ThreadPoolExecutor(_MOST_AT_ONCE, "fault") as pool:
+                for number, fault in enumerate(self._plan.faults):
+                    time.sleep(max(0.0, start_s + fault.at_s - time.monotonic()))
+                    pool.submit(self._carry_out, fault, random.Random(f"{self._plan.seed} fault {number}"))
+                time.sleep(max(0.0, start_s + self._plan.seconds - time.monotonic()))
+        finally:
+            over.set()  # or it would go on starting workers when this run was told to end
+            manager.join(_READY_S)
         self._replace_ended()
         for thread in self._endings:
             thread.join(TOLD_S + 5)
@@ -121,15 +125,20 @@ class Nemesis:
     def _replace_ended(self) -> None:
         for slot in self.slots:
             with slot.lock:
-                worker = slot.worker
-                if worker is None or worker.running:
-                    continue
-                code = worker.wait(1)
-                self.ended_alone.append(f"{worker.name} with {code}")
-                if code != UNREACHABLE:
-                    self.leftovers.append(f"worker {worker.name} ended by itself with {code}")
-                self._aside.append(worker)
-                self.start_worker(slot)
+                self._standing(slot)
+
+    def _standing(self, slot: Slot) -> ChaosWorker:
+        """Who is in this place; another, if that one has ended by itself."""
+        worker = slot.worker
+        if worker is not None and worker.running:
+            return worker
+        if worker is not None:
+            code = worker.wait(1)
+            self.ended_alone.append(f"{worker.name} with {code}")
+            if code != UNREACHABLE:
+                self.leftovers.append(f"worker {worker.name} ended by itself with {code}")
+            self._aside.append(worker)
+        return self.start_worker(slot)
 
     def counted(self) -> dict[str, int]:
         return dict(Counter(one.kind for one in self.done if one.counts))
@@ -145,6 +154,7 @@ class Nemesis:
             elif hasattr(self, f"_{fault.kind}"):
                 slot = self.slots[fault.slot]
                 with slot.lock:
+                    self._must_not_be_over()
                     what = getattr(self, f"_{fault.kind}")(fault, slot)
             else:
                 with self._storage_spoilt(fault.kind, rng, fault.amount):
@@ -171,23 +181,20 @@ class Nemesis:
             raise NotDone("the run was over before its turn came")
 
     # -- faults of workers -------------------------------------------------------------------------------
-    def _standing(self, slot: Slot) -> ChaosWorker:
-        self._must_not_be_over()
-        if slot.worker is None or not slot.worker.running:
-            raise NotDone("the worker had ended by itself")
-        return slot.worker
-
     def _child_of(self, worker: ChaosWorker, fault: Fault) -> int:
-        """One that takes jobs, however long it needs to come to that; now and then one that only exists."""
+        """One that takes jobs, if it comes to that soon; now and then one that only exists."""
         early = round(fault.at_s * 100) % _EARLY == 0
         deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline:
+        children: list[int] = []
+        while time.monotonic() < deadline and worker.running:
             children = self._watch.children(worker.pid)
-            chosen = children if early else [pid for pid in children if pid in worker.ready()]
-            if chosen:
-                return chosen[worker.pid % len(chosen)]
+            ready = [pid for pid in children if early or pid in worker.ready()]
+            if ready:
+                return ready[worker.pid % len(ready)]
             time.sleep(_LOOK_S)
-        raise NotDone("the worker has no child")
+        if not children:
+            raise NotDone("the worker has no child" if worker.running else ALONE)
+        return children[worker.pid % len(children)]
 
     def _kill_child(self, fault: Fault, slot: Slot) -> str:
         killed = self._watch.kill([self._child_of(self._standing(slot), fault)])

@@ -79,14 +79,14 @@ JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
     "expiring": (2, (Status.COMPLETED, Status.EXPIRED)),
     "timed_out": (3, LATE),
     "overdue": (2, LATE),
-    "apart": (5, DONE),
+    "apart": (4, DONE),
     "stuck": (1, DEAD),
     "poison_apart": (1, DEAD),
     "batch": (2, DONE),
 }
 LONG: Final = ("long", "deaf")
 POISON_EACH_S: Final = 40
-JOBS_EACH_S: Final = 11.0
+JOBS_EACH_S: Final = 8.0
 EXPECTED: Final = {**{kind: ends for kind, (_, ends) in JOBS.items()}, "poison": DEAD}
 
 
@@ -146,7 +146,7 @@ def make_plan(
     many more long jobs than usual."""
     rng = random.Random(f"{seed} {storage}")
     workers = tuple(
-        WorkerSpec(2 if rng.random() < 0.4 else None, rng.randint(3, 5)) for _ in range(rng.randint(2, 3))
+        WorkerSpec(2 if rng.random() < 0.25 else None, rng.randint(3, 5)) for _ in range(rng.randint(2, 3))
     )
     if not any(worker.processes for worker in workers):
         workers = (WorkerSpec(2, 3), *workers[1:])

@@ -9,6 +9,8 @@ from typing import Final
 
 _READ_BYTES: Final = 64 << 10
 _START_S: Final = 10.0
+_END_TURNS: Final = 100
+_END_S: Final = 0.01
 
 
 class Proxy:
@@ -55,6 +57,9 @@ class Proxy:
         await self._over.wait()
         server.close()
         self._cut()
+        for _ in range(_END_TURNS):  # connections end in order, not with the loop
+            if self._writers:
+                await asyncio.sleep(_END_S)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -42,9 +42,9 @@ from tests.chaos.producer import Word
 
 PRODUCERS: Final = 2
 GRACE_S: Final = 2.0
-START_S: Final = 60.0  # for processes to come up on a busy machine
+START_S: Final = 120.0  # for processes to come up on a busy machine
 GIVE_UP_S: Final = 35.0  # producers, after the faults have ended
-DRAIN_S: Final = 60.0
+DRAIN_S: Final = 90.0  # a fleet that was broken all the time has a backlog; seconds on a machine of its own
 MUTANT_DRAIN_S: Final = 20.0  # what has not ended by then is caught
 PROBES_S: Final = 15.0
 _LOOK_S: Final = 0.1
@@ -73,6 +73,7 @@ class Report(Struct, frozen=True):
     replayed: int
     faults: dict[str, int]
     not_done: dict[str, int]
+    ended_alone: list[str]  # workers that met no storage when they started
     ends: dict[str, int]
     took_s: float
     phases: dict[str, float]  # seconds of each
@@ -98,6 +99,7 @@ class Run:
         self._sightings: dict[tuple[str, int, str, int], Sighting] = {}
         self._over = threading.Event()
         self._told: list[Told] = []
+        self._producers: list[subprocess.Popen[bytes]] = []
         self._phases: dict[str, float] = {}
         self._phase_s = time.monotonic()
 
@@ -123,13 +125,14 @@ class Run:
                 lease_s=self.lease_s,
             )
             stack.callback(self.nemesis.kill_all)
+            stack.callback(self._kill_producers)
             self.queue = self._open()
             stack.callback(self.queue.close)
             self._start_workers()
             self._phase_ends("start")
-            producers = self._run_faults()
+            self._run_faults()
             self._phase_ends("faults")
-            history = self._finish(producers)
+            history = self._finish()
             verdict = judge(history)
             if verdict.violations:
                 self.storage.keep(self.folder)
@@ -182,18 +185,17 @@ class Run:
 
         self._wait(ready, START_S, f"{wanted} worker processes are ready")
 
-    def _run_faults(self) -> list[subprocess.Popen[bytes]]:
+    def _run_faults(self) -> None:
         plan_file = self.folder / "plan.json"
         plan_file.write_bytes(msgspec.json.encode(self.plan))
         start_ns = time.monotonic_ns() + 1_500_000_000
         give_up_s = self.plan.seconds + GIVE_UP_S
-        producers = []
         with (self.folder / "producers.log").open("ab") as log:
             for share in range(PRODUCERS):
                 told = self.folder / f"told-{share}.jsonl"
                 argv = [sys.executable, "-m", "tests.chaos.producer", plan_file, share, PRODUCERS]
                 argv += [start_ns, give_up_s, told]
-                producers.append(
+                self._producers.append(
                     subprocess.Popen(
                         [str(word) for word in argv],
                         env=self._env(),
@@ -208,7 +210,11 @@ class Run:
         operator.start()
         witness.start()
         self.nemesis.run(start_ns / 1e9)
-        return producers
+
+    def _kill_producers(self) -> None:
+        for producer in self._producers:
+            producer.kill()
+            producer.wait(10)
 
     def _operate(self, start_ns: int) -> None:
         """Replay dead letters, now and then."""
@@ -250,13 +256,11 @@ class Run:
         raise AssertionError("more jobs than any run has")
 
     # -- the end -----------------------------------------------------------------------------------------
-    def _finish(self, producers: list[subprocess.Popen[bytes]]) -> History:
-        for producer in producers:
-            try:
+    def _finish(self) -> History:
+        for producer in self._producers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 producer.wait(GIVE_UP_S + 15)
-            except subprocess.TimeoutExpired:
-                producer.kill()
-                producer.wait(10)
+        self._kill_producers()
         self._phase_ends("producers")
         drain_s = MUTANT_DRAIN_S if self.mutant else DRAIN_S
         leftovers = [] if self._drained(drain_s) else [f"not all jobs have ended in {drain_s:g} s"]
@@ -380,6 +384,7 @@ class Run:
             replayed=sum(1 for story in history.stories if story.record.life > 1),
             faults=self.nemesis.counted(),
             not_done=dict(Counter(f"{one.kind}: {one.what}" for one in self.nemesis.done if not one.counts)),
+            ended_alone=self.nemesis.ended_alone,
             ends=dict(Counter(story.record.status.value for story in history.stories)),
             took_s=round(took_s, 1),
             phases=self._phases,
