@@ -116,6 +116,12 @@ def test_a_figure_out_of_its_bound_fails_its_case(monkeypatch: pytest.MonkeyPatc
     case.at_most("seconds", 1.5, 1.0)
     with pytest.raises(AssertionError, match=r"seconds: 1\.5, must be <= 1"):
         case.close([])
+    for full, bound in ((True, "1"), (False, "3")):
+        monkeypatch.setattr("tests.cases.report.FULL", full)
+        case = Case("C00", "none")
+        case.at_most("restart_s", 3.5, 1.0)
+        with pytest.raises(AssertionError, match=rf"restart_s: 3\.5, must be <= {bound}"):
+            case.close([])
     with pytest.raises(AssertionError, match="somebody lies"):
         Case("C00", "none").close(["somebody lies"])
 
@@ -127,6 +133,7 @@ def test_the_table_shows_figures_beside_their_bounds_and_what_failed(
     monkeypatch.setattr("tests.cases.report.LINES", [])
     monkeypatch.setitem(TITLES, "C00", "no case")
     monkeypatch.setenv("FLUXMESH_TEST_CASE_LINES", str(lines))
+    monkeypatch.setattr("tests.cases.report.FULL", True)
     sound = Case("C00", "sqlite", lost="a | b")
     sound.at_most("restart_s", 0.25, 1)
     sound.equal("starts", [1, 1], [1, 1])

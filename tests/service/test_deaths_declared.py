@@ -193,7 +193,7 @@ def test_a_silent_storage_does_not_hold_up_the_end_of_a_worker(
 ) -> None:
     """Neither grace is any here, and the child has to be killed."""
 
-    async def never(_: ChildGuard) -> None:
+    async def never(_: ChildGuard, _timeout_s: float) -> None:
         await asyncio.Event().wait()
 
     if guarded:
