@@ -70,8 +70,8 @@ class Case:
         self._failed: list[str] = []
 
     def at_most(self, what: str, measured: float, bound: float) -> None:
-        """Note a figure that must not be greater than its bound; judged in `close`. Seconds (`…_s`) are held to
-        it at full times; a run among other tests shows what happens, and only roughly how soon."""
+        """Note a figure that must not be greater than its bound; judged in `close`. Seconds (`…_s`) are held
+        to it at full times; a run among other tests shows what happens, and only roughly how soon."""
         if what.endswith("_s") and not FULL:
             bound *= AMONG_OTHERS
         self._note(what, round(measured, 3), f"<= {bound:g}", holds=measured <= bound)
