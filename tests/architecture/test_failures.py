@@ -24,5 +24,7 @@ def test_a_named_test_is_there(file: str, name: str) -> None:
 
 def test_every_row_says_what_shows_it() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
-    shown = [row.rstrip(" |").rpartition("| ")[2] for row in rows if not row.startswith(("| failure", "| killed"))]
+    shown = [
+        row.rstrip(" |").rpartition("| ")[2] for row in rows if not row.startswith(("| failure", "| killed"))
+    ]
     assert [cell for cell in shown if "::" not in cell and ".py`" not in cell and "no test" not in cell] == []

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from tests.patience import soon
+
 FULL_ENV: Final = "FLUXMESH_TEST_CASES"  # "full": the cases' own times
 LINES_ENV: Final = "FLUXMESH_TEST_CASE_LINES"  # a file that gets the lines
 LINES: Final[list[str]] = []  # of this session
@@ -50,9 +52,6 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
-AMONG_OTHERS: Final = 3  # times as long may anything take that is run beside other tests
-
-
 def scaled(seconds: float) -> float:
     """A case's own time of a job or a wait: as it stands, or a quarter of it."""
     return seconds if FULL else seconds / 4
@@ -73,7 +72,7 @@ class Case:
         """Note a figure that must not be greater than its bound; judged in `close`. Seconds (`…_s`) are held
         to it at full times; a run among other tests shows what happens, and only roughly how soon."""
         if what.endswith("_s") and not FULL:
-            bound *= AMONG_OTHERS
+            bound = soon(bound)
         self._note(what, round(measured, 3), f"<= {bound:g}", holds=measured <= bound)
 
     def at_least(self, what: str, measured: float, bound: float) -> None:

@@ -22,6 +22,7 @@ from fluxmesh.submission import prepare
 from fluxmesh.worker.child_process import ChildSpec
 from fluxmesh.worker.guard import ChildGuard
 from fluxmesh.worker.supervisor import EXIT_SLACK_S, HURRY_EXIT_S, SAME_MOMENT_S, Supervisor
+from tests.patience import soon
 from tests.service.log_tap import LogTap, tapped
 
 CHILD = Path(__file__).with_name("child.py")
@@ -88,7 +89,7 @@ Play = Callable[[Scene], Awaitable[None]]
 def play(tmp_path: Path) -> Callable[[Play], None]:
     def run(scenario: Play) -> None:
         async def bounded(tap: LogTap) -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 scene = Scene(tmp_path, tap)
                 await scene.set_up()
                 try:
@@ -131,7 +132,7 @@ def test_a_killed_childs_jobs_are_ready_again_within_a_second(
         os.kill(pid, signal.SIGKILL)
         killed_at = loop.time()
         reaped = await scene.tap.until("jobs reaped", worker="w")
-        assert loop.time() - killed_at < 1.0
+        assert loop.time() - killed_at < soon(1.0)
         assert (reaped["count"], reaped["how"]) == (4, "killed by SIGKILL")
         for job_id in ids:
             assert await scene.counters(job_id) == (Status.PENDING, 0, 1, 0)
@@ -209,7 +210,7 @@ def test_a_silent_storage_does_not_hold_up_the_end_of_a_worker(
             told_at = asyncio.get_running_loop().time()
             await asyncio.sleep(SAME_MOMENT_S + 0.02)
         assert await run == tellings - 1
-        assert asyncio.get_running_loop().time() - told_at <= bound_s
+        assert asyncio.get_running_loop().time() - told_at <= soon(bound_s)
         assert scene.tap.found("deaths not declared", count=1)
 
     play(scenario)

@@ -92,7 +92,7 @@ Play = Callable[[Scene], Awaitable[None]]
 def play(tmp_path: Path) -> Callable[[Play], None]:
     def run(scenario: Play) -> None:
         async def bounded(tap: LogTap) -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 scene = Scene(tmp_path, tap)
                 await scene.set_up()
                 try:

@@ -22,6 +22,7 @@ from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import Registration
 from fluxmesh.worker.child_process import ChildSpec
 from fluxmesh.worker.supervisor import HURRY_KILL_S, KILL_SLACK_S, SAME_MOMENT_S, Supervisor
+from tests.patience import soon
 from tests.service.log_tap import LogTap, tapped
 
 CHILD = Path(__file__).with_name("child.py")
@@ -70,7 +71,7 @@ def play(tmp_path: Path) -> Callable[[Play], None]:
 
     def run(scenario: Play) -> None:
         async def bounded(tap: LogTap) -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await scenario(Scene(tmp_path, tap))
 
         with tapped() as tap:
@@ -182,7 +183,7 @@ def test_a_deaf_child_is_killed_soon_after_the_second_signal(play: Callable[[Pla
         tell()
         told_at = loop.time()
         assert await run == 1
-        assert HURRY_KILL_S - 0.1 <= loop.time() - told_at < 1.0
+        assert HURRY_KILL_S - 0.1 <= loop.time() - told_at < soon(1.0)
 
     play(scenario)
 

@@ -22,6 +22,7 @@ from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.isolated.process import BodyProcess
 from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, LeaseLapsed
 from fluxmesh.worker.worker import Worker
+from tests.patience import soon
 from tests.service.isolated_tasks import OWN, lives, registry_of_tasks, told
 from tests.service.log_tap import tapped
 from tests.service.test_worker_outages import Lines
@@ -302,7 +303,7 @@ async def test_a_drain_interrupts_and_then_kills_and_charges_nothing(shop: Works
         await begun(str(shop.path.parent / task))
     began = time.monotonic()
     await worker.stop()
-    assert time.monotonic() - began < 0.3 + HARD_GRACE_S + 2
+    assert time.monotonic() - began < soon(0.3 + HARD_GRACE_S + 2)
     assert await worker.wait() is WorkerEnd.STOPPED
     for task, job_id in ids.items():
         job = await shop.job(job_id)
@@ -343,7 +344,7 @@ async def test_a_second_signal_ends_within_a_second(shop: Workshop) -> None:
     began = time.monotonic()
     worker.stop_now()
     assert await worker.wait() is WorkerEnd.HURRIED
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < soon(1.0)
     job = await shop.job(job_id)
     assert (job.status, job.interruptions) == (Status.PENDING, 1)
 

@@ -26,7 +26,7 @@ from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.observe import WorkerEvent
 from fluxmesh.worker.worker import Worker
 
-LIMIT_S = 15.0
+LIMIT_S = 30.0
 E = TypeVar("E")
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -211,7 +211,7 @@ def workshop(
         body: Callable[Concatenate[Workshop, P], Coroutine[Any, Any, None]],
     ) -> Callable[..., None]:
         async def play(tmp_path: Path, *args: P.args, **kwargs: P.kwargs) -> None:
-            async with asyncio.timeout(60), Workshop(tmp_path, **settings) as shop:
+            async with asyncio.timeout(150), Workshop(tmp_path, **settings) as shop:
                 await body(shop, *args, **kwargs)
 
         @functools.wraps(body)
