@@ -221,7 +221,7 @@ def test_a_child_that_cannot_start_is_tried_again_where_another_works(play: Call
         late = scene.spec("w.1", f"after={opened}", f"once={scene.path('first')}", "exit=4")
         run = asyncio.create_task(scene.supervisor(works, late).run())
         await scene.tap.until("worker ready")
-        Path(opened).touch()
+        os.close(os.open(opened, os.O_CREAT))
         await scene.tap.until("worker ready", count=2)
         tell()
         assert await run == 0
