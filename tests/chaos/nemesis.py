@@ -298,7 +298,8 @@ class Nemesis:
             while time.monotonic() < deadline:
                 if not worker.running and not self._watch.members(worker.pid):
                     ended = worker.wait(1)
-                    if ended != code:
+                    met_no_storage = ended == UNREACHABLE and not worker.ready()
+                    if ended != code and not met_no_storage:
                         self.leftovers.append(f"worker {worker.name}, {why}, ended with {ended}, not {code}")
                     return
                 time.sleep(_LOOK_S)

@@ -21,13 +21,14 @@ from fluxmesh.clock import OFFSETS_ENV, OffsetClock
 from tests.cases.backdoor import BackDoor, RedisDoor, SqliteDoor
 from tests.chaos import skew
 from tests.chaos.proxy import Proxy
-from tests.redis_fleet import Sentinel, primary, replica, sentinel_url
+from tests.redis_fleet import DOWN_AFTER_MS, SERVICE, Sentinel, primary, replica, sentinel_url
 from tests.redis_server import Server
 
 DISK_BYTES: Final = 96 << 20
 _LOCK_S: Final = 0.15  # of slow: so long held, and so long not
 _FREE_S: Final = 0.05
 _SLOW_S: Final = (0.05, 0.3)  # of every answer
+_PATIENT_MS: Final = 60_000
 _PAUSE_S: Final = 0.01
 _NAMESPACE: Final = "chaos"
 
@@ -319,20 +320,23 @@ def state_of(pid: int) -> str:
 
 # -- Redis with replicas ---------------------------------------------------------------------------------
 class ReplicatedStorage:
-    """A primary and two replicas that a Sentinel watches."""
+    """A primary and a replica that a Sentinel watches. It has patience with a slow machine, but for when a
+    primary is lost: a replica that it promotes beside a primary that lives is another story."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
-        self._servers: list[Server] = []
         self.clock_is_stepped = False
-        self._primary = primary(folder / "primary")
-        self._servers.append(self._primary)
-        for number in range(2):
-            self._servers.append(replica(folder / f"replica-{number}", self._primary))
+        self._primary = primary(folder / "first")
+        self._replica = replica(folder / "second", self._primary)
         self._sentinel = Sentinel(folder / "sentinel", self._primary)
-        self._sentinel.await_replicas(2)
+        self._sentinel.await_replicas(1)
+        self._be_patient(_PATIENT_MS)
         self.url = sentinel_url(self._sentinel)
         self.door: BackDoor = RedisDoor(self._primary, 0, _NAMESPACE, url=self.url)
         self.lost_ns: list[int] = []
+
+    def _be_patient(self, down_after_ms: int) -> None:
+        with self._sentinel.client() as client:
+            client.sentinel_set(SERVICE, "down-after-milliseconds", down_after_ms)
 
     def env(self) -> dict[str, str]:
         return {"FLUXMESH_WAIT_REPLICAS": "1"}
@@ -342,17 +346,23 @@ class ReplicatedStorage:
 
     @contextmanager
     def fault(self, kind: str, rng: random.Random, amount: float) -> Iterator[None]:
+        """The one that was lost comes back as the replica of the other, with nothing of its own."""
         if kind != "primary_lost":
             raise NotDone(f"no such fault: {kind}")
-        self._primary.kill()
+        lost = self._primary
+        lost.kill()
         self.lost_ns.append(time.monotonic_ns())
+        self._be_patient(DOWN_AFTER_MS)
         yield
         deadline = time.monotonic() + 30
-        while (port := self._sentinel.primary_port()) == self._primary.port:
+        while self._sentinel.primary_port() == lost.port:
             if time.monotonic() > deadline:
                 raise NotDone("no replica was promoted")
             time.sleep(_PAUSE_S)
-        self._primary = next(server for server in self._servers if server.port == port)
+        self._be_patient(_PATIENT_MS)
+        self._primary, self._replica = self._replica, lost
+        lost.options = (*lost.options, "--replicaof", "127.0.0.1", str(self._primary.port))
+        lost.start()
         self.door = RedisDoor(self._primary, 0, _NAMESPACE, url=self.url)
 
     def leftovers(self) -> list[str]:
@@ -360,7 +370,7 @@ class ReplicatedStorage:
 
     def close(self) -> None:
         self._sentinel.stop()
-        for server in self._servers:
+        for server in (self._primary, self._replica):
             server.stop()
 
     def keep(self, folder: Path) -> None:

@@ -422,6 +422,23 @@ class TestLostRegistrations:
         assert await lab.storage.transfer(first.ref, [own(held)]) == []
         assert await second.settle(job) is Settled.APPLIED
 
+    @scenario
+    async def test_an_epoch_that_a_beat_puts_back_is_given_to_nobody_else(self, lab: Lab) -> None:
+        """Else the jobs of its first holder are on nobody's list, and stay running for ever."""
+        assert isinstance(lab.backend, RedisBackend)
+        first = await lab.worker("first")
+        lab.backend.forget_worker(first.ref)
+        lab.backend.client.hincrby("fluxmesh:counters", "epoch", -1)
+        assert (await first.beat()).standing is Standing.GOOD
+        await lab.put_many(2)
+        job = await first.claim_one()
+        second = await lab.worker("second")
+        assert second.ref.epoch > first.ref.epoch
+        assert await second.claim_one()
+        await lab.storage.declare_dead(first.ref, "killed")
+        orphans = (await lab.storage.orphans(10)).jobs
+        assert [(orphan.id, orphan.worker) for orphan in orphans] == [(job.id, first.ref)]
+
 
 class TestDeadEars:
     @scenario

@@ -3,9 +3,9 @@
 python child.py JOURNAL STEP… --ledger-fd N --report-fd N. The journal gets a line for each thing that
 happens to it. Steps: epoch=N, ready, junk, ended, left=N (ended, but for N bodies), exit=N, obey (drain at
 the first telling: 0; at the second: 1), deaf (ignores SIGTERM), once=PATH (goes on only if PATH is not
-there yet, and creates it; else obeys), eof, well=EPOCH (signs of life from now on), stands=EPOCH and
-mute=EPOCH (its loop does not answer; it says nothing any more), each followed by job=ID,TOKEN,SECONDS for
-what it runs, with its hard deadline."""
+there yet, and creates it; else obeys), after=PATH (waits until it is there), eof, well=EPOCH (signs of life
+from now on), stands=EPOCH and mute=EPOCH (its loop does not answer; it says nothing any more), each
+followed by job=ID,TOKEN,SECONDS for what it runs, with its hard deadline."""
 
 from __future__ import annotations
 
@@ -97,6 +97,11 @@ class Child:
                         os.close(os.open(value, os.O_CREAT | os.O_EXCL))
                     except FileExistsError:
                         return asyncio.run(self.obey(drains=True))
+                case "after":
+                    for _ in range(3_000):
+                        if os.path.exists(value):
+                            break
+                        time.sleep(0.01)
                 case "well" | "stands" | "mute":
                     self.live(name, int(value))
                 case "job":

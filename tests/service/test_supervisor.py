@@ -193,7 +193,8 @@ def test_a_child_that_cannot_start_ends_the_worker_with_its_code(
     play: Callable[[Play], None], code: int
 ) -> None:
     async def scenario(scene: Scene) -> None:
-        supervisor = scene.supervisor(scene.spec("w.0", "obey"), scene.spec("w.1", f"exit={code}"))
+        starting = scene.spec("w.0", f"after={scene.path('never')}")
+        supervisor = scene.supervisor(starting, scene.spec("w.1", f"exit={code}"))
         assert await supervisor.run() == code
         assert len(scene.lines("started")) <= 2
 
@@ -208,6 +209,24 @@ def test_a_child_that_worked_before_is_restarted_whatever_its_code(play: Callabl
         tell()
         assert await run == 0
         assert scene.tap.found("worker ended", how="exit status 3")
+
+    play(scenario)
+
+
+def test_a_child_that_cannot_start_is_tried_again_where_another_works(play: Callable[[Play], None]) -> None:
+    """The command line, the app and the storage are the same: it is something that passes."""
+
+    async def scenario(scene: Scene) -> None:
+        works = scene.spec("w.0", "obey")
+        opened = scene.path("opened")
+        late = scene.spec("w.1", f"after={opened}", f"once={scene.path('first')}", "exit=4")
+        run = asyncio.create_task(scene.supervisor(works, late).run())
+        await scene.tap.until("worker ready")
+        os.close(os.open(opened, os.O_CREAT))
+        await scene.tap.until("worker ready", count=2)
+        tell()
+        assert await run == 0
+        assert scene.tap.found("worker ended", how="exit status 4")
 
     play(scenario)
 

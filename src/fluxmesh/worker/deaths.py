@@ -56,8 +56,8 @@ def next_step(
     hopeless: bool = False,
     stalled: bool = False,
 ) -> Next:
-    """What follows the end of a child. `was_ready`: some child in this place has worked before. `said_so`: it
-    reported its end, so that a status of 0 is its own; a body may end the process with any status.
+    """What follows the end of a child. `was_ready`: some child of this worker has worked before. `said_so`:
+    it reported its end, so that a status of 0 is its own; a body may end the process with any status.
     `hopeless`: it reported that no other would fare better. `stalled`: it was ended because it stood
     still."""
     if stopping or (code == EXIT_STOPPED and said_so):

@@ -264,7 +264,7 @@ class Supervisor:
         say("worker ended", pid=child.pid, epoch=child.epoch, how=how)
         step = next_step(
             code,
-            was_ready=place.was_ready,
+            was_ready=any(other.was_ready for other in self._places),
             stopping=stopping,
             said_so=child.ended,
             hopeless=child.hopeless,

@@ -134,6 +134,11 @@ local function put_worker(epoch, view, fenced)
     'beat_us', view[5], 'status', view[6], 'running', view[7], 'beat_at_us', now, 'started_us', now, 'fenced',
     fenced and 1 or 0, 'turn', 0)
   call('HSET', K.workers(), epoch, view[1])
+  -- One that a beat puts back may be unknown to the counter as well: both were lost with a primary. Given a second
+  -- time, it would take its place among the owners, and the jobs of the first holder would be nobody's.
+  if (whole(call('HGET', K.counters(), 'epoch')) or 0) < tonumber(epoch) then
+    call('HSET', K.counters(), 'epoch', epoch)
+  end
   known_workers[epoch] = nil
   note_longest()
 end
