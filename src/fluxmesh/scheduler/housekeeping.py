@@ -68,7 +68,7 @@ def end_of(orphan: Orphan) -> End:
     not for a body that was overdue, not for a job that its worker had marked, not for an operator's stop."""
     how = orphan.how or orphan.ground.value
     if orphan.on_death is OnDeath.TIMEOUT:
-        message = f"still running past its timeout when the process of {orphan.worker.worker_id} ended: {how}"
+        message = f"the process of {orphan.worker.worker_id} ended before it did: {how}"
         return End(Outcome.TIMEOUT, error=JobError("JobTimeout", message), reason=how)
     if orphan.on_death is OnDeath.INTERRUPTED or how.startswith(STOPPED) or how == LEFT:
         return End(Outcome.INTERRUPTED, reason=how)

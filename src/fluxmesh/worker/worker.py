@@ -397,7 +397,9 @@ class Worker:
             raise
         if self._hurry.is_set():
             end = WorkerEnd.HURRIED
-        _log.info("worker ended", worker=self.worker_id, epoch=self.epoch, end=end.value)
+        # Under a supervisor another takes its place. In a program nobody else would say that it is gone.
+        say = _log.warning if end in (WorkerEnd.RETIRED, WorkerEnd.FENCED) else _log.info
+        say("worker ended", worker=self.worker_id, epoch=self.epoch, end=end.value)
         if self._failure is not None:
             self._end.set_exception(self._failure)
         else:
