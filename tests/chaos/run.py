@@ -267,6 +267,7 @@ class Run:
         self._phase_ends("drain")
         self._over.set()
         leftovers += self._probe()
+        self.nemesis.kill_all()  # from here on nothing moves
         self._phase_ends("probes")
         leftovers += self.nemesis.leftovers
         leftovers += [
@@ -281,7 +282,6 @@ class Run:
         told_counts = dict(self.queue.counts().by_status)
         walked = self.storage.door.places()
         leftovers += self.storage.leftovers()
-        self.nemesis.kill_all()
         self._phase_ends("records")
         return self._history(stories, told_counts, walked, leftovers)
 
