@@ -262,7 +262,8 @@ class Run:
                 producer.wait(GIVE_UP_S + 15)
         self._kill_producers()
         self._phase_ends("producers")
-        drain_s = MUTANT_DRAIN_S if self.mutant else DRAIN_S
+        # The longer it was broken, the more has piled up.
+        drain_s = MUTANT_DRAIN_S if self.mutant else max(DRAIN_S, self.plan.seconds)
         leftovers = [] if self._drained(drain_s) else [f"not all jobs have ended in {drain_s:g} s"]
         self._phase_ends("drain")
         self._over.set()
