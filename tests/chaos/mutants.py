@@ -7,11 +7,14 @@ Applied by the processes of a chaos run to themselves, before they use what is e
 
 from __future__ import annotations
 
+import builtins
+import dis
 import importlib
 import inspect
 import os
 import textwrap
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Final
 
 from msgspec import Struct
@@ -47,20 +50,8 @@ class Mutant(Struct, frozen=True):
 
 _ACK_FIRST: Final = """\
         self._table.add(run)
-        self._deliver(
-            run,
-            Settle(
-                job.id,
-                job.token,
-                decide(
-                    job.task,
-                    End(Outcome.COMPLETED, encode_result(None, limit=99)),
-                    job.counters,
-                    plan.policy,
-                    self._rng,
-                ),
-            ),
-        )
+        done = decide(job.task, ending.returned(None, 99), job.counters, plan.policy, self._rng)
+        self._deliver(run, Settle(job.id, job.token, done))
 """
 
 MUTANTS: Final = {
@@ -290,4 +281,13 @@ def _define(where: str, source: str) -> None:
     module, holder, name = _home(where)
     scope: dict[str, Any] = {}
     exec(compile(textwrap.dedent(source), f"<mutant of {where}>", "exec"), vars(module), scope)
+    unknown = _globals_of(scope[name].__code__) - {*vars(module), *vars(builtins)}
+    if unknown:
+        raise MutantStale(f"{where}: the module knows no {sorted(unknown)}")
     setattr(holder, name, scope[name])
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """The global names that a function reads, with those of the functions inside it."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return found.union(*(_globals_of(inner) for inner in code.co_consts if isinstance(inner, CodeType)))

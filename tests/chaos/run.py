@@ -262,11 +262,13 @@ class Run:
                 producer.wait(GIVE_UP_S + 15)
         self._kill_producers()
         self._phase_ends("producers")
-        drain_s = MUTANT_DRAIN_S if self.mutant else DRAIN_S
+        # The longer it was broken, the more has piled up.
+        drain_s = MUTANT_DRAIN_S if self.mutant else max(DRAIN_S, self.plan.seconds)
         leftovers = [] if self._drained(drain_s) else [f"not all jobs have ended in {drain_s:g} s"]
         self._phase_ends("drain")
         self._over.set()
         leftovers += self._probe()
+        self.nemesis.kill_all()  # from here on nothing moves
         self._phase_ends("probes")
         leftovers += self.nemesis.leftovers
         leftovers += [
@@ -281,7 +283,6 @@ class Run:
         told_counts = dict(self.queue.counts().by_status)
         walked = self.storage.door.places()
         leftovers += self.storage.leftovers()
-        self.nemesis.kill_all()
         self._phase_ends("records")
         return self._history(stories, told_counts, walked, leftovers)
 

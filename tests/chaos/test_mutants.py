@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.cases.workers import ROOT
-from tests.chaos.mutants import MUTANTS, Edit, Mutant, MutantStale, apply
+from tests.chaos.mutants import MUTANTS, Edit, Mutant, MutantStale, _define, _source_of, apply
 from tests.chaos.plan import PROCESS_KINDS, STORAGE_KINDS
 
 APPLY = """
@@ -49,6 +49,13 @@ def test_a_mutant_finds_what_it_changes(mutant: Mutant) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert set(mutant.favours) <= {*PROCESS_KINDS, *STORAGE_KINDS[mutant.storage]}
+
+
+def test_a_mutant_that_needs_what_is_not_there_is_an_error() -> None:
+    where = "fluxmesh.worker.worker:Worker.stop_now"
+    text = _source_of(where).replace("self._loop", "no_such_name()", 1)
+    with pytest.raises(MutantStale, match="no_such_name"):
+        _define(where, text)
 
 
 @pytest.mark.parametrize(
