@@ -60,7 +60,7 @@ TRANSITIONS: Final[dict[Status, dict[Status, str]]] = {
     },
     Status.RUNNING: {
         Status.COMPLETED: "the body returned",
-        Status.SCHEDULED: "retry, snooze, retry after a crash",
+        Status.SCHEDULED: "retry, snooze, retry after a crash, no process for its body",
         Status.PENDING: "interrupted, released, reaped after the first crash",
         Status.DEAD_LETTER: "retries, crashes or snoozes used up, given up, undecodable",
         Status.CANCELLED: "any end but a normal return while the cancel flag stands",

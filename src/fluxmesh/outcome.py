@@ -87,7 +87,8 @@ class Charge(IntEnum):
 class End(Struct, frozen=True):
     """How a start ended, as the worker or the reaper saw it. Exactly one of the outcomes.
 
-    `result` goes with COMPLETED, `delay_s` with SNOOZED and (for RetryAfter) FAILED, `error` with the rest.
+    `result` goes with COMPLETED, `delay_s` with SNOOZED, FAILED (for RetryAfter) and INTERRUPTED (of no
+    use to start it again before), `error` with the rest.
     """
 
     outcome: Outcome
@@ -180,6 +181,8 @@ def decide(task: str, end: End, counters: Counters, policy: Policy, rng: random.
             cap = policy.max_interruptions
             if cap is not None and counters.interruptions >= cap:
                 return _dead(task, end, Charge.INTERRUPTION, f"interrupted more than {cap} times")
+            if end.delay_s is not None:
+                return Transition(Status.SCHEDULED, end.outcome, Charge.INTERRUPTION, delay_s=end.delay_s)
             return Transition(Status.PENDING, end.outcome, Charge.INTERRUPTION)
         case Outcome.CRASHED:
             return _crashed(task, end, counters, policy, rng)

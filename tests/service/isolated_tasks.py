@@ -154,6 +154,19 @@ def bites(path: str, door: str, ctx: Context) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def closes_everything(path: str, ctx: Context) -> None:
+    """As programs do that want to become daemons."""
+    with marked(path, ctx):
+        os.closerange(3, 256)
+        time.sleep(FOR_EVER_S)
+
+
+def leaves_a_thread() -> int:
+    """One that the interpreter waits for at its end."""
+    threading.Thread(target=time.sleep, args=(FOR_EVER_S,)).start()
+    return os.getpid()
+
+
 # -- bodies that talk ------------------------------------------------------------------------------------
 def tells(ctx: Context) -> dict[str, Any]:
     """What a body can know of where it is."""
@@ -279,7 +292,7 @@ PLAIN = (bites, until)
 BODIES = (
     *(blocked, swallows, spins, blocks_its_loop, waits, ignores_sigterm, gives_sigterm_back, in_c_for_ever),
     *(dies, tells, tells_async, steps, large, grows, odd, chained, says, leaves, leaves_async, forks),
-    *(signals_of_children, takes, takes_async, hangs_on_to_it),
+    *(closes_everything, leaves_a_thread, signals_of_children, takes, takes_async, hangs_on_to_it),
 )
 
 
@@ -290,6 +303,7 @@ def registry_of_tasks() -> TaskRegistry:
     for function in PLAIN:
         registry.add(define(function, function.__name__, {}))
     registry.add(define(eats, "eats", {**OWN, "memory_limit_mb": 200}))
+    registry.add(define(tells_async, "tells_within", {**OWN, "memory_limit_mb": 200}))
     registry.add(define(until, "until_apart", OWN))
     registry.add(define(waits, "careful", {**OWN, "on_lease_lost": "cancel"}))
     registry.resources.add(define_resource(journal))

@@ -17,10 +17,13 @@ from fluxmesh.errors import InvalidOption
 from fluxmesh.job import Job, Outcome, Status
 from fluxmesh.middleware import CallNext, JobRun
 from fluxmesh.outcome import End
+from fluxmesh.resources import ResourceRegistry
 from fluxmesh.task import define
 from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.isolated.process import BodyProcess
-from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, LeaseLapsed
+from fluxmesh.worker.isolated.source import BodySource
+from fluxmesh.worker.ledger import LedgerReader, make_ledger_file
+from fluxmesh.worker.observe import BodyUnstoppable, JobEnded, JobStarted, LeaseLapsed
 from fluxmesh.worker.worker import Worker
 from tests.patience import soon
 from tests.service.isolated_tasks import OWN, lives, registry_of_tasks, told
@@ -31,6 +34,7 @@ from tests.service.workshop import LIMIT_S, Workshop, workshop
 TIMEOUT_S = 0.4
 HARD_GRACE_S = 0.3
 RETRIED = {"timeout": TIMEOUT_S, "max_retries": 2, "backoff_base_seconds": 0.01}
+NEVER_READY = ("/bin/sleep", "600")  # a program that says nothing
 START_S = 10.0  # for a body process on a busy machine
 
 
@@ -189,6 +193,65 @@ async def test_middleware_is_around_it_in_the_worker(shop: Workshop) -> None:
     assert job.error.type in ("TimeoutError", "NotADirectoryError")
 
 
+@workshop(hard_grace_s=HARD_GRACE_S)
+async def test_middleware_that_hangs_before_the_body_is_timed_out(shop: Workshop) -> None:
+    equip(shop)
+
+    async def hangs(run: JobRun, call_next: CallNext) -> End:
+        await asyncio.get_running_loop().create_future()
+        return await call_next()
+
+    shop.registry.middleware.append(hangs)
+    await shop.worker(concurrency=1)
+    job = await shop.ended(await shop.put("tells", timeout=0.3, max_retries=0), 10)
+    assert (job.status, job.reason) == (Status.DEAD_LETTER, "timeout")
+
+
+@workshop(hard_grace_s=HARD_GRACE_S)
+async def test_middleware_that_hangs_after_a_body_that_had_no_process_is_timed_out(shop: Workshop) -> None:
+    equip(shop)
+    shop.source = BodySource(NEVER_READY, b"")
+    begins, reached = asyncio.Event(), asyncio.Event()
+
+    async def hangs(run: JobRun, call_next: CallNext) -> End:
+        begins.set()
+        await call_next()
+        reached.set()
+        return await asyncio.get_running_loop().create_future()
+
+    shop.registry.middleware.append(hangs)
+    worker = await shop.worker(concurrency=1, grace_s=60)
+    job_id = await shop.put("tells", timeout=0.3, max_retries=0)
+    await begins.wait()
+    stopping = asyncio.create_task(worker.stop())
+    async with asyncio.timeout(10):
+        await reached.wait()
+        await stopping
+    job = await shop.job(job_id)
+    assert (job.status, job.reason) == (Status.DEAD_LETTER, "timeout")
+
+
+@workshop()
+async def test_for_its_supervisor_a_body_elsewhere_is_never_overdue(shop: Workshop) -> None:
+    """Its end may lie unread in the pipe while the loop is blocked."""
+    equip(shop)
+    worker, reader = shop.make_worker(), LedgerReader(make_ledger_file())
+    try:
+        worker.write_ledger(reader.fd)
+        await worker.start()
+        shop.workers.append(worker)
+        path, door = str(shop.path.parent / "marks"), shop.path.parent / "door"
+        job_id = await shop.put("until_apart", path, str(door), timeout=60)
+        await begun(path)
+        [entry] = reader.entries()
+        assert (entry.id, entry.hard_s) == (job_id, float("inf"))
+        door.touch()
+        assert (await shop.ended(job_id)).result == "done"
+        await worker.stop()
+    finally:
+        reader.close()
+
+
 # -- how it is stopped (C16, C18) ------------------------------------------------------------------------
 STOPPED = ("blocked", "spins", "waits")
 KILLED = ("swallows", "blocks_its_loop", "in_c_for_ever", "ignores_sigterm")
@@ -313,6 +376,66 @@ async def test_a_drain_interrupts_and_then_kills_and_charges_nothing(shop: Works
 
 
 @workshop()
+async def test_a_drain_hands_back_at_once_what_still_waits_for_a_process(shop: Workshop) -> None:
+    equip(shop)
+    shop.source = BodySource(NEVER_READY, b"")
+    worker = await shop.worker(concurrency=2, grace_s=60)
+    ids = [await shop.put("large", 3, max_retries=0) for _ in range(2)]
+    await shop.witness.saw(JobStarted, count=2)
+    async with asyncio.timeout(10):
+        await worker.stop()
+    for job_id in ids:
+        job = await shop.job(job_id)
+        charged = (job.status, job.attempts, job.crashes, job.interruptions)
+        assert charged == (Status.PENDING, 0, 0, 1)
+
+
+@workshop()
+async def test_from_the_start_of_a_drain_on_nothing_is_sent_to_a_process_that_becomes_free(
+    shop: Workshop,
+) -> None:
+    equip(shop)
+
+    async def late(run: JobRun, call_next: CallNext) -> End:
+        if run.task == "large":
+            at_the_gate.set()
+            await gate.wait()
+        return await call_next()
+
+    gate, at_the_gate = asyncio.Event(), asyncio.Event()
+    shop.registry.middleware.append(late)
+    worker = await shop.worker(concurrency=2, grace_s=60)
+    path, door = str(shop.path.parent / "marks"), shop.path.parent / "door"
+    running = await shop.put("until_apart", path, str(door))
+    await begun(path)
+    job_id = await shop.put("large", 3, max_retries=0)
+    await at_the_gate.wait()
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)  # the drain has begun
+    gate.set()
+    await shop.until(job_id, lambda job: job.status is Status.PENDING)
+    door.touch()
+    await stopping
+    assert (await shop.job(running)).result == "done"
+    job = await shop.job(job_id)
+    assert (job.status, job.attempts, job.interruptions) == (Status.PENDING, 0, 1)
+
+
+@workshop()
+async def test_a_process_that_has_nothing_to_close_does_not_hold_up_the_end_of_its_worker(
+    shop: Workshop,
+) -> None:
+    equip(shop)
+    shop.registry.resources = ResourceRegistry()
+    worker = await shop.worker(concurrency=1)
+    pid = (await shop.ended(await shop.put("leaves_a_thread"))).result
+    began = time.monotonic()
+    await worker.stop()
+    assert time.monotonic() - began < soon(1.2)
+    assert not lives(pid)
+
+
+@workshop()
 async def test_what_must_not_overlap_is_stopped_when_the_lease_may_be_lost(shop: Workshop) -> None:
     equip(shop)
     lines = Lines(shop)
@@ -382,6 +505,49 @@ async def test_a_body_over_its_memory_limit_is_killed_as_a_crash(shop: Workshop)
     await shop.worker()
     job = await shop.ended(await shop.put("eats", str(shop.path.parent / "marks"), backoff_base_seconds=0.01))
     assert (job.crashes, job.reason) == (3, "worker lost x3: killed: over its memory limit of 200 MB")
+
+
+@workshop()
+async def test_a_job_is_not_charged_for_the_memory_that_others_have_left(shop: Workshop) -> None:
+    equip(shop)
+    await shop.worker(concurrency=1)
+    used = (await shop.ended(await shop.put("tells_async"))).result[0]
+    assert (await shop.ended(await shop.put("tells_within"))).result[0] == used
+    await shop.ended(await shop.put("grows", 150))
+    fresh = (await shop.ended(await shop.put("tells_within"))).result[0]
+    assert fresh != used
+    assert (await shop.ended(await shop.put("tells_within"))).result[0] == fresh
+
+
+@workshop()
+async def test_a_body_that_closes_what_is_not_its_own_ends_its_process_quietly(
+    shop: Workshop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    equip(shop)
+    await shop.worker(concurrency=1)
+    path = str(shop.path.parent / "marks")
+    job = await shop.ended(await shop.put("closes_everything", path, max_crashes=1))
+    assert job.reason == "worker lost x1: exit status 1"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@workshop()
+async def test_deaths_of_idle_processes_are_no_failed_starts(shop: Workshop) -> None:
+    equip(shop)
+    with tapped() as tap:
+        await shop.worker(concurrency=3)
+        door = shop.path.parent / "door"
+        paths = [str(shop.path.parent / f"marks{n}") for n in range(3)]
+        ids = [await shop.put("until_apart", path, str(door)) for path in paths]
+        pids = [(await begun(path))[0] for path in paths]
+        door.touch()
+        for job_id in ids:
+            await shop.ended(job_id)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await tap.until("body process gone while it was idle", count=3)
+        job = await shop.ended(await shop.put("tells_async"))
+    assert (job.status, job.interruptions) == (Status.COMPLETED, 0)
 
 
 @workshop()
@@ -510,6 +676,34 @@ async def test_a_process_that_cannot_start_costs_its_jobs_nothing_and_is_not_tri
         job = await shop.ended(job_id)
     assert (job.status, job.attempts, job.crashes) == (Status.COMPLETED, 1, 0)
     assert worker.running_count == 0
+
+
+@workshop()
+async def test_while_no_process_starts_other_jobs_have_the_slots(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ISOLATED_BROKEN", "yes")
+    equip(shop)
+
+    async def quick() -> str:
+        return "done"
+
+    shop.registry.add(define(quick, "quick", {}))
+    with tapped() as tap:
+        await shop.worker(concurrency=2)
+        ids = [await shop.put("large", 3, max_retries=0, priority="high") for _ in range(4)]
+        for rest_s in (0.5, 1.0, 2.0):  # each is waited for as long as a busy machine needs
+            await tap.until("body process cannot start", next_try_s=rest_s)
+        for job_id in ids:
+            await shop.until(job_id, lambda job: job.status is Status.SCHEDULED)
+        job = await shop.ended(await shop.put("quick", priority="low"))
+        assert job.result == "done"
+        last = tap.found("body process cannot start")[-1]
+        assert last["next_try_s"] == 2.0  # it was in the rest, and no pause between two of them
+        monkeypatch.delenv("ISOLATED_BROKEN")
+        for job_id in ids:
+            job = await shop.ended(job_id)
+            assert (job.status, job.attempts, job.crashes) == (Status.COMPLETED, 1, 0)
 
 
 @workshop(hard_grace_s=0.2)

@@ -149,6 +149,10 @@ class TestInterruption:
         made = decided(Outcome.INTERRUPTED, Counters(attempts=99, interruptions=10**9))
         assert made == Transition(Status.PENDING, Outcome.INTERRUPTED, Charge.INTERRUPTION)
 
+    def test_one_that_cannot_start_before_a_delay_comes_back_after_it(self) -> None:
+        made = decided(Outcome.INTERRUPTED, Counters(attempts=99), delay_s=4.0)
+        assert made == Transition(Status.SCHEDULED, Outcome.INTERRUPTED, Charge.INTERRUPTION, delay_s=4.0)
+
     def test_a_cap_of_n_allows_n_interruptions(self) -> None:
         policy = Policy(max_interruptions=1)
         made = [decided(Outcome.INTERRUPTED, Counters(interruptions=n), policy) for n in range(2)]

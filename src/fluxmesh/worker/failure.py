@@ -80,7 +80,7 @@ def without_tail(error: BaseException, code: CodeType) -> None:
             while len(frames) > 1 and frames[-1].tb_frame.f_code is code:
                 frames.pop()
                 frames[-1].tb_next = None
-    except Exception:  # __cause__ may be a property that raises: then it is told as it is
+    except BaseException:  # __cause__ may be a property that raises anything: then it is told as it is
         return
 
 

@@ -138,10 +138,6 @@ class Ledger:
         _put_record(self._map, at, job_id.encode(), waits, 0, token, soft_s + self._hard_grace_s)
         return at
 
-    def set_deadline(self, at: int, soft_s: float) -> None:
-        """Its timeout is at another instant."""
-        _put_instant(self._map, at + _DEADLINE_IN_RECORD, soft_s + self._hard_grace_s)
-
     def begin(self, at: int) -> bool:
         """Its body is about to be entered; False: it was taken back, and must not be."""
         shared = self._map

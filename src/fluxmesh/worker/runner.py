@@ -102,7 +102,7 @@ class Runner:
             supply=self._supply,
             pool=self._pool,
             end_of_value=self._end_of_value,
-            isolate=self._isolation.call,
+            isolate=self._isolate,
         )
         self._deadlines = Deadlines(loop, table, self._on_due)
         self._plans: dict[tuple[str, bytes | None], Plan] = {}
@@ -111,6 +111,10 @@ class Runner:
     def start(self) -> None:
         """Get ready for the first jobs."""
         self._isolation.start()
+
+    def drain(self) -> None:
+        """The worker ends: hand back at once what still waits for a process, and send nothing to one."""
+        self._isolation.drain()
 
     async def close_resources(self) -> None:
         """After `close`, when no body runs any more. Bounded."""
@@ -149,8 +153,6 @@ class Runner:
         if job.crashes >= ALONE_FROM_CRASHES:
             plan = self._isolation.alone(plan, job.task)
         run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
-        if plan.isolated:
-            run.deadline = NEVER  # its time counts from when its process has it
         self._table.add(run)
         self._deadlines.watch(run.deadline)
         if not plan.guided and plan.shape is not None:
@@ -239,13 +241,34 @@ class Runner:
             self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
         return True
 
+    def _isolate(self, run: Run, args: list[Any], kwargs: dict[str, Any]) -> IsolatedCall:
+        """Send the body to a process. The time in which it only waits for one is not its own."""
+        before, run.deadline = run.deadline, run.deadline if run.timed_out else NEVER
+        try:
+            call = self._isolation.call(run, args, kwargs)
+        except BaseException:
+            run.deadline = before
+            self._deadlines.watch(before)
+            raise
+        call.ended.add_done_callback(lambda _: self._out_of_pool(run))
+        return call
+
+    def _out_of_pool(self, run: Run) -> None:
+        """Without having been sent, perhaps. Middleware may follow: that has a bound as well."""
+        if run.deadline == NEVER and not (run.ended or run.interrupted or run.timed_out):
+            self._count_anew(run)
+
+    def _count_anew(self, run: Run) -> None:
+        run.deadline = self._loop.time() + run.plan.timeout_s
+        self._deadlines.watch(run.deadline)
+
     def _may_send(self, call: IsolatedCall) -> bool:
         """A process is free for this body: its time counts from now. False: it must not begin any more."""
         run = call.run
         if not self._lease.holds():
             return False
-        self._table.set_deadline(run, self._loop.time() + run.plan.timeout_s)
-        self._deadlines.watch(run.deadline)
+        if not run.timed_out:
+            self._count_anew(run)
         return True
 
     def _drop_withdrawn(self, run: Run) -> None:

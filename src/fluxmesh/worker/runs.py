@@ -121,13 +121,9 @@ class RunTable:
         ledger = self.ledger
         if ledger is not None:
             waits = run.plan.is_async or run.plan.guided
-            run.ledger_at = ledger.enter(job.id, job.token, run.deadline, waits)
-
-    def set_deadline(self, run: Run, deadline: float) -> None:
-        """The time of a body that had to wait for its process begins later than its job was taken in."""
-        run.deadline = deadline
-        if run.ledger_at != NONE and self.ledger is not None:
-            self.ledger.set_deadline(run.ledger_at, deadline)
+            # A body elsewhere cannot block this loop, and when its time begins is not known yet.
+            soft_s = NEVER if run.plan.isolated else run.deadline
+            run.ledger_at = ledger.enter(job.id, job.token, soft_s, waits)
 
     def await_entry(self, run: Run) -> None:
         self._waiting[run.job.id] = run

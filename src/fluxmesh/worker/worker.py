@@ -385,6 +385,7 @@ class Worker:
         elif self._closing is None:
             # Now, and not at that task's turn: a round just woken would claim what is only given back.
             self._fetcher.stop_claiming()
+            self._runner.drain()
             self._closing = self._loop.create_task(self._close(end, grace_s), name="fluxmesh-worker-close")
 
     async def _close(self, end: WorkerEnd, grace_s: float) -> None:

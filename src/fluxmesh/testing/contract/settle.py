@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fluxmesh.ids import new_job_id
-from fluxmesh.job import Status
+from fluxmesh.job import Outcome, Status
+from fluxmesh.outcome import Charge, Transition
 from fluxmesh.storage.values import Settle, Settled
 from fluxmesh.testing.contract.lab import (
     COMPLETED,
@@ -46,6 +47,18 @@ class TestSettle:
         lab.clock.advance(4)
         again = await worker.claim_one()
         assert (again.id, again.attempts) == (job_id, 1)
+
+    @scenario
+    async def test_an_interruption_with_a_delay_is_scheduled(self, lab: Lab) -> None:
+        job_id = await lab.put()
+        worker = await lab.worker()
+        later = Transition(Status.SCHEDULED, Outcome.INTERRUPTED, Charge.INTERRUPTION, delay_s=4)
+        await worker.settle(await worker.claim_one(), later)
+        job = await lab.job(job_id)
+        assert (job.status, job.attempts, job.interruptions) == (Status.SCHEDULED, 0, 1)
+        assert await worker.claim(1) == []
+        lab.clock.advance(4)
+        assert (await worker.claim_one()).id == job_id
 
     @scenario
     async def test_snoozes_and_interruptions_are_counted_apart(self, lab: Lab) -> None:

@@ -80,9 +80,10 @@ class IsolatedCall:
             process.run(self, Start(self.job))
             self._scales = self._loop.call_later(WEIGH_S, self._weigh, limit_mb)
 
-    def forgo(self) -> None:
-        """There is no process for it, or it must not begin any more: nothing is charged."""
-        self._finish(End(Outcome.INTERRUPTED))
+    def forgo(self, delay_s: float | None = None) -> None:
+        """There is no process for it, or it must not begin any more: nothing is charged. `delay_s`: it is
+        of no use to try again before that."""
+        self._finish(End(Outcome.INTERRUPTED, delay_s=delay_s or None))
 
     def on_started(self) -> None:
         self.started = True

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from fluxmesh.context import Context
+from fluxmesh.obs.log import get_logger
 from fluxmesh.outcome import JobInterrupted, JobTimeout
 from fluxmesh.worker.isolated.frames import (
     Ended,
@@ -38,6 +39,7 @@ TELL_EVERY_S: Final = 0.05
 _READ_BYTES: Final = 256 << 10
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _GONE: Final = 1
+_log = get_logger("worker")
 Handle = ThreadCall | asyncio.Task[Any]
 
 
@@ -119,6 +121,14 @@ class Control:
 
     # -- the control thread --------------------------------------------------------------------------------
     def _serve(self) -> None:
+        try:
+            self._listen()
+        except (OSError, ValueError) as error:  # a body has closed descriptors that are not its own
+            what = f"{type(error).__name__}: {error}"
+            _log.error("body process ends: it cannot hear its worker any more", pid=os.getpid(), error=what)
+            os._exit(_GONE)
+
+    def _listen(self) -> None:
         resting = False  # after a progress report, for a moment
         while True:
             heard: list[Any] = [self._sock] if resting else [self._sock, self._wake_r]

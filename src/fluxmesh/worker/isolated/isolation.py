@@ -72,6 +72,7 @@ class Isolation:
             most=most,
             warm=any(definition.isolation == PROCESS for definition in registry),
             recycling=Recycling(settings.recycle_after_jobs, settings.recycle_above_mb),
+            has_resources=bool(registry.resources),
             may_begin=may_begin,
         )
 
@@ -105,6 +106,11 @@ class Isolation:
         call = IsolatedCall(self._loop, run, job, hard_grace_s=self._settings.hard_grace_s)
         self._pool.submit(call)
         return call
+
+    def drain(self) -> None:
+        """The worker ends: from now on no body is sent, and those that wait for a process are handed back."""
+        if self._pool is not None:
+            self._pool.drain()
 
     @property
     def empty(self) -> bool:

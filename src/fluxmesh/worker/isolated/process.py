@@ -60,6 +60,7 @@ class BodyProcess:
     ) -> None:
         """Start it. Raises OSError; then nothing was started."""
         self.jobs = 0
+        self.began: Final = loop.time()
         self.ready: asyncio.Future[str | None] = loop.create_future()
         self.gone: asyncio.Future[str] = loop.create_future()
         self._loop = loop
