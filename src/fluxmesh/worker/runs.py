@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -128,6 +129,15 @@ class RunTable:
         run.deadline = deadline
         if run.ledger_at != NONE and self.ledger is not None:
             self.ledger.set_deadline(run.ledger_at, deadline)
+
+    def mark_of_leaving(self, run: Run) -> Callable[[], None] | None:
+        """What a thread calls when this body has ended on it: the loop may hear of that late."""
+        return partial(self.ledger.left, run.ledger_at) if self.ledger is not None else None
+
+    def resumed(self, run: Run) -> None:
+        """The loop has heard of the end of its body on a thread, and goes on with the run."""
+        if run.ledger_at != NONE and self.ledger is not None:
+            self.ledger.resumed(run.ledger_at)
 
     def await_entry(self, run: Run) -> None:
         self._waiting[run.job.id] = run
