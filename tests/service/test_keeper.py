@@ -22,6 +22,8 @@ from fluxmesh.config import Settings
 from fluxmesh.running import keeper_for
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import PROCESS_GONE, Ground, OrphansAnswer
+from fluxmesh.worker.deaths import restart_delay_s
+from fluxmesh.worker.keeper_process import failures_after
 from tests.service.log_tap import LogTap, tapped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -83,7 +85,7 @@ def test_a_worker_has_a_keeper_for_as_long_as_it_lives(queue: Queue, tap: LogTap
     assert "jobs.db" not in "".join(command)  # a URL may hold a password
     worker.stop()
     until(lambda: not keepers_of(os.getpid()))
-    assert tap.found("the keeper has ended") == tap.found("the keeper says") == []
+    assert tap.found("no keeper: another will be started") == tap.found("the keeper says") == []
 
 
 def test_workers_leave_no_keeper_and_no_descriptor_behind(queue: Queue, tap: LogTap) -> None:
@@ -100,7 +102,7 @@ def test_workers_leave_no_keeper_and_no_descriptor_behind(queue: Queue, tap: Log
         run_one(number)
     until(lambda: not keepers_of(os.getpid()))
     until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    assert tap.found("the keeper has ended") == tap.found("the keeper says") == []
+    assert tap.found("no keeper: another will be started") == tap.found("the keeper says") == []
 
 
 def test_a_worker_that_ends_at_once_has_none(queue: Queue, tap: LogTap) -> None:
@@ -109,7 +111,48 @@ def test_a_worker_that_ends_at_once_has_none(queue: Queue, tap: LogTap) -> None:
     worker.stop()
     until(lambda: "fluxmesh-keeper" not in {thread.name for thread in threading.enumerate()})
     assert keepers_of(os.getpid()) == []
-    assert tap.found("keeper ready") == tap.found("no keeper") == []
+    assert tap.found("keeper ready") == tap.found("no keeper: another will be started") == []
+
+
+def test_a_keeper_that_is_killed_is_replaced_for_as_long_as_its_worker_lives(
+    queue: Queue, tap: LogTap
+) -> None:
+    """What it was there for is there again: the next one knows the worker, and leaves nothing behind."""
+    before = len(os.listdir("/proc/self/fd"))
+    worker = queue.worker()
+    worker.start()
+    killed = []
+    for number in range(1, 4):
+        ready = until(lambda: tap.found("keeper ready")[number - 1 :])  # noqa: B023 - called here and now
+        killed.append(ready[0]["pid"])
+        os.kill(killed[-1], signal.SIGKILL)
+    until(lambda: tap.found("keeper ready")[3:])
+    told = tap.found("no keeper: another will be started")
+    assert [event["delay_s"] for event in told] == [0, 0.5, 1]
+    assert {event["why"] for event in told} == {"killed by SIGKILL"}
+    [pid] = keepers_of(os.getpid())
+    assert pid not in killed
+    worker.stop()
+    until(lambda: not keepers_of(os.getpid()))
+    until(lambda: "fluxmesh-keeper" not in {thread.name for thread in threading.enumerate()})
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def test_no_keeper_is_left_for_a_worker_that_ended_while_it_had_none(queue: Queue, tap: LogTap) -> None:
+    worker = queue.worker()
+    worker.start()
+    for number in range(1, 4):  # the next one is due in a second only
+        ready = until(lambda: tap.found("keeper ready")[number - 1 :])  # noqa: B023 - called here and now
+        os.kill(ready[0]["pid"], signal.SIGKILL)
+    until(lambda: tap.found("no keeper: another will be started")[2:])
+    worker.stop()
+    until(lambda: "fluxmesh-keeper" not in {thread.name for thread in threading.enumerate()})
+    assert keepers_of(os.getpid()) == []
+    assert len(tap.found("keeper ready")) == 3
+
+
+def test_a_keeper_that_lived_long_is_replaced_at_once_again() -> None:
+    assert [restart_delay_s(failures_after(9, lived_s)) for lived_s in (59.0, 60.0)] == [30.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +185,7 @@ def test_a_keeper_that_cannot_be_started_is_told_and_harms_nobody(
     worker = queue.worker()
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     worker.start()
-    until(lambda: tap.found("no keeper"))
+    until(lambda: tap.found("no keeper: another will be started"))
     assert double.delay(21).result(timeout=BOUND_S) == 42
     worker.stop()
 

@@ -146,6 +146,20 @@ def test_a_mark_of_an_earlier_job_does_not_stick_to_its_record(pair: Pair) -> No
     assert ledger.begin(again)
 
 
+def test_a_body_that_has_ended_says_so_itself_until_the_loop_goes_on_with_its_job(pair: Pair) -> None:
+    ledger = pair.write()
+    place = ledger.enter(job(1), 1, 1.0, 0)
+    assert [entry.left for entry in pair.reader.entries()] == [False]
+    ledger.left(place)
+    assert [(entry.left, entry.hard_s) for entry in pair.reader.entries()] == [(True, 2.0)]
+    ledger.resumed(place)  # what follows the body is held to the same time
+    assert [(entry.left, entry.hard_s) for entry in pair.reader.entries()] == [(False, 2.0)]
+    ledger.left(place)
+    ledger.strike(place)
+    assert ledger.enter(job(2), 2, 1.0, 0) == place
+    assert [entry.left for entry in pair.reader.entries()] == [False]
+
+
 def test_a_file_that_is_no_ledger_is_not_read(pair: Pair) -> None:
     os.ftruncate(pair.reader.fd, 4_096)
     assert pair.reader.vitals() is None

@@ -107,6 +107,23 @@ def test_a_job_that_waits_for_its_turn_is_no_ground(scene: Scene) -> None:
     assert scene.first(lambda now: blocked(now, 10.0), jobs, from_s=10.0, to_s=60.0) is None
 
 
+def test_a_body_that_has_ended_is_no_ground_and_is_charged_with_nothing(scene: Scene) -> None:
+    """Only the loop has not heard of it yet, because another job blocks it."""
+    jobs = [Entry("blocks", 1, 200.0), Entry("ended", 2, 12.0, left=True)]
+    vitals_at = lambda now: blocked(now, 10.0, "blocks")  # noqa: E731
+    assert scene.first(vitals_at, jobs, from_s=10.0, to_s=60.0) is None
+    _, stall = scene.first(vitals_at, jobs, from_s=60.0, to_s=10.0 + 2 * LIMIT_S)
+    assert meanings(stall) == {"blocks": OnDeath.TIMEOUT, "ended": OnDeath.INTERRUPTED}
+
+
+@pytest.mark.parametrize("more", [[], [Entry("a", 1, 600.0), Entry("b", 2, 600.0)]])
+def test_nor_where_nobody_knows_what_it_is_that_stands(scene: Scene, more: list[Entry]) -> None:
+    jobs = [*more, Entry("ended", 3, 12.0, left=True)]
+    _, stall = scene.first(lambda now: blocked(now, 10.0, ""), jobs, from_s=10.0, to_s=10.0 + 2 * LIMIT_S)
+    assert meanings(stall) == {"ended": OnDeath.INTERRUPTED}
+    assert stall.culprit_unknown == bool(more)
+
+
 def test_who_blocks_the_loop_is_charged_beside_who_is_overdue(scene: Scene) -> None:
     jobs = [Entry("a", 1, 600.0), Entry("late", 2, 12.0), Entry("c", 3, 600.0)]
     _, stall = scene.first(lambda now: blocked(now, 10.0), jobs, from_s=10.0, to_s=20.0)

@@ -29,8 +29,9 @@ from fluxmesh.storage.values import (
 )
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.ledger import Ledger
-from fluxmesh.worker.runs import RunTable
+from fluxmesh.worker.runs import Run, RunTable
 from fluxmesh.worker.skew import SkewWatch
+from fluxmesh.worker.threads import Phase, ThreadCall
 
 FIRST_PAUSE_S: Final = 0.05
 _log = get_logger("worker")
@@ -43,6 +44,15 @@ class BeatReport(Struct, frozen=True):
     lost: tuple[Owned, ...]
     cancelled: tuple[Owned, ...]
     command: str | None
+
+
+def meaning_of_death(run: Run, now: float) -> OnDeath:
+    """What the death of this process, whose loop stands still, shall mean for a job at hand. A body that has
+    ended on its thread was late for nothing: only the loop has not heard of it."""
+    handle = run.handle
+    if isinstance(handle, ThreadCall) and handle.phase is Phase.LEFT and not run.overdue:
+        return OnDeath.INTERRUPTED
+    return OnDeath.TIMEOUT if run.timed_out or run.deadline <= now else OnDeath.INTERRUPTED
 
 
 class Beater:
@@ -259,11 +269,7 @@ class Beater:
         self._last_words = None
         now = self._loop.time()
         notes = [
-            ProgressNote(
-                run.job.id,
-                run.job.token,
-                on_death=OnDeath.TIMEOUT if run.timed_out or run.deadline <= now else OnDeath.INTERRUPTED,
-            )
+            ProgressNote(run.job.id, run.job.token, on_death=meaning_of_death(run, now))
             for run in list(self._table.runs.values())
             if not run.ended
         ]

@@ -19,7 +19,7 @@ from fluxmesh.outcome import End, JobInterrupted
 from fluxmesh.worker import ending
 from fluxmesh.worker.forked import end_if_forked
 from fluxmesh.worker.isolated.call import IsolatedCall
-from fluxmesh.worker.runs import NEVER, Run
+from fluxmesh.worker.runs import NEVER, Run, RunTable
 from fluxmesh.worker.supply import Given, Supply
 from fluxmesh.worker.threads import ThreadCall, ThreadPool
 
@@ -38,6 +38,7 @@ class Guide:
         middleware: tuple[Middleware, ...],
         supply: Supply,
         pool: ThreadPool,
+        table: RunTable,
         end_of_value: Callable[[Run, Any], End],
         isolate: Callable[[Run, list[Any], dict[str, Any]], IsolatedCall],
     ) -> None:
@@ -46,6 +47,7 @@ class Guide:
         self.middleware = middleware
         self.supply = supply
         self.pool = pool
+        self.table = table
         self.end_of_value = end_of_value
         self.pid = os.getpid()
 
@@ -157,7 +159,12 @@ class _Way:
         run = self.run
         ended: asyncio.Future[None] = self.guide.loop.create_future()
         call = ThreadCall(
-            function, args, kwargs, contextvars.copy_context(), lambda _: ended.set_result(None)
+            function,
+            args,
+            kwargs,
+            contextvars.copy_context(),
+            lambda _: ended.set_result(None),
+            self.guide.table.mark_of_leaving(run),
         )
         outside, run.handle = run.handle, call
         cancelled: asyncio.CancelledError | None = None
@@ -171,6 +178,7 @@ class _Way:
                     call.interrupt(JobInterrupted)
         finally:
             run.handle = outside
+            self.guide.table.resumed(run)
         error, value = call.error, call.value
         call.error = call.value = None
         try:

@@ -64,7 +64,6 @@ class Keeper(Service):
         self._stdin_fd = stdin_fd
         self._clock = system_clock()
         self._input_ended_s: float | None = None
-        self._last_epoch = 0
 
         async def opened(inline: bool) -> Storage:  # noqa: FBT001 - the port's own way to be opened
             return await open_storage(orders.url, orders.settings, create=False, inline=inline)
@@ -90,10 +89,8 @@ class Keeper(Service):
             if vitals is not None and self._proof_of_death:
                 self._reporter.report(Death(self._ledger.worker(vitals.epoch), PROCESS_GONE))
         elif vitals is None:
-            if self._last_epoch:
-                self.request_stop()  # the worker has ended, and the program goes on
+            self.request_stop()  # it was registered before we came: it has ended, and the program goes on
         else:
-            self._last_epoch = vitals.epoch
             rest_s = self._lease.look(vitals, process_state(self._parent.pid), now_s)
         ended_s = self._input_ended_s
         if ended_s is not None and (vitals is None or now_s - ended_s > LAST_LOOKS_S):

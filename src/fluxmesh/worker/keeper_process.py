@@ -1,7 +1,9 @@
-"""The program's side of its keeper: starts it, hands it its orders, listens to what it says."""
+"""The program's side of its keeper: starts it, hands it its orders, listens to what it says, and starts
+another when it is killed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fluxmesh.clock import system_clock
 from fluxmesh.config import Settings
 from fluxmesh.obs.log import get_logger
-from fluxmesh.worker.ledger import LEDGER_FLAG, make_ledger_file
+from fluxmesh.worker.deaths import STABLE_AFTER_S, how_ended, restart_delay_s
+from fluxmesh.worker.ledger import LEDGER_FLAG, LedgerReader, make_ledger_file
 
 if TYPE_CHECKING:
     from fluxmesh.worker.worker import Worker
@@ -26,8 +30,9 @@ LINES_MOST: Final = 100  # that it may say in its life; the rest is dropped
 
 
 class KeeperProcess:
-    """A keeper of one worker. Whatever hinders it is logged and harms nobody: the worker's own beats are what
-    its jobs rely on, as long as a body lets them be sent.
+    """A keeper of one worker, and after its death another, for as long as the worker lives. Whatever hinders
+    it is logged and harms nobody: the worker's own beats are what its jobs rely on, as long as a body lets
+    them be sent.
 
     `begin` before the worker starts, `start` after it, `close` when it has ended; no call waits.
     """
@@ -57,26 +62,48 @@ class KeeperProcess:
         """Tell it to go."""
         with self._lock:
             self._closed.set()
-            if self._process is None:
-                self._close_ledger()
-            elif self._process.stdin is not None:
-                self._process.stdin.close()
+            self._close_ledger()
+            if self._process is not None:
+                _close_input(self._process)
 
     def _live(self) -> None:
-        self._closed.wait(START_AFTER_S)
+        failures, delay_s, clock = 0, START_AFTER_S, system_clock()
+        while not self._closed.wait(delay_s):
+            began_s = clock.mono_s()
+            try:
+                how = self._live_once()
+            except OSError as error:
+                how = str(error)
+            if how is None:
+                break
+            failures = failures_after(failures, clock.mono_s() - began_s)
+            delay_s = restart_delay_s(failures)
+            if not self._closed.is_set():
+                _log.warning("no keeper: another will be started", why=how, delay_s=delay_s)
+        with self._lock:
+            self._close_ledger()
+
+    def _worker_lives(self) -> bool:
+        """A worker is registered before it has a keeper, so that one that is not has ended."""
+        ledger = LedgerReader(os.dup(self._ledger_fd))
         try:
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                process = self._process = self._spawn()
-                self._close_ledger()
-            self._listen(process)
-            code = process.wait()
-        except OSError as error:
-            _log.warning("no keeper", error=str(error))
-        else:
-            if code and not self._closed.is_set():
-                _log.warning("the keeper has ended", status=code)
+            return ledger.vitals() is not None
+        finally:
+            ledger.close()
+
+    def _live_once(self) -> str | None:
+        """One process from its start to its end. How it ended before its time; None: there is nothing more to
+        be done. Raises OSError if it cannot be started."""
+        with self._lock:
+            if self._closed.is_set() or not self._worker_lives():
+                return None
+            process = self._process = self._spawn()
+        self._listen(process)
+        code = process.wait()
+        with self._lock:
+            self._process = None
+            _close_input(process)
+        return how_ended(code) if code else None
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -88,8 +115,9 @@ class KeeperProcess:
             env=_environ(),
         )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is dead already, which its status will tell
+            process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
+            process.stdin.flush()
         return process
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
@@ -109,6 +137,17 @@ class KeeperProcess:
         fd, self._ledger_fd = self._ledger_fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def failures_after(failures: int, lived_s: float) -> int:
+    """Short lives running, after one more life: a long one starts the back-off anew."""
+    return 1 if lived_s >= STABLE_AFTER_S else failures + 1
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):  # what it was never told
+            process.stdin.close()
 
 
 def _environ() -> Mapping[str, str]:

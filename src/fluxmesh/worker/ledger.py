@@ -52,9 +52,10 @@ _RECORDS_AT: Final = 128
 _INT: Final = struct.Struct("=q")
 _INSTANT: Final = struct.Struct("=d")
 _TEXT: Final = struct.Struct(f"={ID_BYTES}s")
-_RECORD: Final = struct.Struct(f"={ID_BYTES}sBB2xqd")  # id, waits, revoked, token, deadline
+_RECORD: Final = struct.Struct(f"={ID_BYTES}sBBBxqd")  # id, waits, revoked, left, token, deadline
 _WAITS: Final = ID_BYTES
 _REVOKED: Final = ID_BYTES + 1
+_LEFT: Final = ID_BYTES + 2
 _HEADER: Final = struct.Struct(f"=qdddd{ID_BYTES}s")
 _DEADLINE_IN_RECORD: Final = _RECORD.size - _INSTANT.size
 _FREE: Final = (0.0,)
@@ -65,13 +66,14 @@ _put_instant: Final = _INSTANT.pack_into
 
 class Entry(Struct, frozen=True):
     """A job at hand. `hard_s`: the instant from which on its body counts as unstoppable; `waits`: it was not
-    entered; `at`: where this stands."""
+    entered; `at`: where this stands; `left`: its body has ended, and the loop has not heard of it yet."""
 
     id: str
     token: int
     hard_s: float
     waits: bool = False
     at: int = NONE
+    left: bool = False
 
 
 class Vitals(Struct, frozen=True):
@@ -135,7 +137,7 @@ class Ledger:
         Where it stands, for `begin` and `strike`."""
         free = self._free
         at = free.pop() if free else self._scrap_at
-        _put_record(self._map, at, job_id.encode(), waits, 0, token, soft_s + self._hard_grace_s)
+        _put_record(self._map, at, job_id.encode(), waits, 0, 0, token, soft_s + self._hard_grace_s)
         return at
 
     def begin(self, at: int) -> bool:
@@ -146,6 +148,18 @@ class Ledger:
         self._fence.acquire()
         self._fence.release()
         return not shared[at + _REVOKED]
+
+    def left(self, at: int) -> None:
+        """Its body has ended on its thread: no time counts any more, however late the loop hears of it. On
+        that thread, before the loop can strike it."""
+        try:
+            self._map[at + _LEFT] = 1
+        except ValueError:
+            pass  # the worker is over, just now
+
+    def resumed(self, at: int) -> None:
+        """The loop has heard of that, and what follows the body counts again."""
+        self._map[at + _LEFT] = 0
 
     def strike(self, at: int) -> None:
         """Its body has ended, or never began."""
@@ -273,8 +287,8 @@ def _agreed(view: mmap.mmap, at: int) -> Entry | None:
     for _ in range(_LOOKS):
         now = view[at : at + _RECORD.size]
         if now == before:
-            job_id, waits, _, token, hard_s = _RECORD.unpack(now)
-            return Entry(_text(job_id), token, hard_s, bool(waits), at)
+            job_id, waits, _, left, token, hard_s = _RECORD.unpack(now)
+            return Entry(_text(job_id), token, hard_s, bool(waits), at, bool(left))
         before = now
     return None
 

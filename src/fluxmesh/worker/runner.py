@@ -101,6 +101,7 @@ class Runner:
             middleware=tuple(registry.middleware),
             supply=self._supply,
             pool=self._pool,
+            table=table,
             end_of_value=self._end_of_value,
             isolate=self._isolate,
         )
@@ -280,7 +281,14 @@ class Runner:
     ) -> None:
         context = contextvars.copy_context()
         context.run(current_run.set, run.context)
-        run.handle = ThreadCall(function, args, kwargs, context, partial(self._thread_ended, run))
+        run.handle = ThreadCall(
+            function,
+            args,
+            kwargs,
+            context,
+            partial(self._thread_ended, run),
+            self._table.mark_of_leaving(run),
+        )
         if self._observer is not None:
             self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
         self._pool.submit(run.handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -124,6 +125,15 @@ class RunTable:
             # A body elsewhere cannot block this loop, and when its time begins is not known yet.
             soft_s = NEVER if run.plan.isolated else run.deadline
             run.ledger_at = ledger.enter(job.id, job.token, soft_s, waits)
+
+    def mark_of_leaving(self, run: Run) -> Callable[[], None] | None:
+        """What a thread calls when this body has ended on it: the loop may hear of that late."""
+        return partial(self.ledger.left, run.ledger_at) if self.ledger is not None else None
+
+    def resumed(self, run: Run) -> None:
+        """The loop has heard of the end of its body on a thread, and goes on with the run."""
+        if run.ledger_at != NONE and self.ledger is not None:
+            self.ledger.resumed(run.ledger_at)
 
     def await_entry(self, run: Run) -> None:
         self._waiting[run.job.id] = run

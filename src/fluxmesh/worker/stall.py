@@ -35,7 +35,7 @@ _TIMER_SLACK_S: Final = 0.05
 class Stall(Struct, frozen=True):
     """A process to be ended. `what` is wrong with it, in words; `notes`: what its end shall mean for its
     jobs; `culprit_unknown`: one of them is to blame and nobody knows which, so each is charged with the
-    death."""
+    death, but for those in `notes`."""
 
     what: str
     notes: tuple[ProgressNote, ...] = ()
@@ -69,7 +69,7 @@ def rest_s(vitals: Vitals, beat_s: float, now_s: float) -> float:
 
 def is_ground(entry: Entry, vitals: Vitals, now_s: float) -> bool:
     """True for a job past its time that the loop had no chance to deal with: it has not turned since."""
-    overdue = not entry.waits and now_s - entry.hard_s >= OVERDUE_S
+    overdue = not (entry.waits or entry.left) and now_s - entry.hard_s >= OVERDUE_S
     return overdue and entry.hard_s > vitals.answered_s - _TIMER_SLACK_S
 
 
@@ -126,12 +126,12 @@ def _stall(vitals: Vitals, entries: Sequence[Entry], now_s: float, how_long: str
     """Its jobs are to blame: the overdue ones, the one in which its loop stands, the only one."""
     turns = now_s - vitals.turn_s <= TURN_LIMIT_S
     what = f"its loop stood still {how_long}" if turns else f"it gave no sign of life {how_long}"
-    entered = [entry for entry in entries if not entry.waits]
+    entered = [entry for entry in entries if not (entry.waits or entry.left)]
     guilty = {entry.id for entry in entered if entry.hard_s <= now_s or entry.id == vitals.blocked_by}
     if not guilty and len(entered) == 1:
         guilty = {entered[0].id}
     if entered and not guilty:
-        return Stall(what, culprit_unknown=True)
+        return Stall(what, _notes([entry for entry in entries if entry.left], set()), culprit_unknown=True)
     return Stall(what, _notes(entries, guilty))
 
 

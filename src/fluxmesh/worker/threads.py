@@ -42,7 +42,9 @@ class Phase(IntEnum):
 
 
 class ThreadCall:
-    """One body on a thread. After LEFT, `error` is what it raised; None: it returned `value`."""
+    """One body on a thread. After LEFT, `error` is what it raised; None: it returned `value`. `on_left` is
+    called on the thread when the body has ended, perhaps more than once, and must be quick; `on_end` on the
+    loop, when that turns."""
 
     __slots__ = (
         "_args",
@@ -51,6 +53,7 @@ class ThreadCall:
         "_ident",
         "_kwargs",
         "_lock",
+        "_on_left",
         "_sent",
         "abandoned",
         "error",
@@ -66,6 +69,7 @@ class ThreadCall:
         kwargs: dict[str, Any],
         context: contextvars.Context,
         on_end: Callable[[ThreadCall], None],
+        on_left: Callable[[], None] | None = None,
     ) -> None:
         self._function = function
         self._args = args
@@ -73,6 +77,7 @@ class ThreadCall:
         self._context = context
         self._lock = threading.Lock()
         self._ident = 0
+        self._on_left = on_left
         self._sent: set[Interruption] = set()
         self.on_end = on_end
         self.abandoned = False  # its thread was replaced and ends with it
@@ -137,6 +142,9 @@ class ThreadCall:
             taken_back = self.phase is Phase.ENTERED and bool(self._sent)
             if taken_back:
                 _set_async_exc(ctypes.c_ulong(self._ident), None)
+            # First: once this call counts as left, nothing may be there any more to be written to.
+            if self._on_left is not None:
+                self._on_left()
             self.phase = Phase.LEFT
         if taken_back:
             self._lower_flag()
