@@ -9,6 +9,7 @@ from typing import Final
 from fluxmesh.job import TERMINAL, Attempt, Job, Outcome, Status
 from fluxmesh.storage.values import Cancelled
 from fluxmesh.testing.history import Answer, Happening, Violation
+from fluxmesh.testing.history_marks import MARK_RULES
 from fluxmesh.testing.history_runs import NS, SEEN_LATE_NS, Index, Run
 
 ATTEMPTS: Final = frozenset({Outcome.COMPLETED, Outcome.FAILED, Outcome.TIMEOUT, Outcome.GIVEN_UP})
@@ -252,6 +253,7 @@ RULES: Final[tuple[Callable[[Index], Iterator[Violation]], ...]] = (
     every_body_has_a_job,
     counters_are_true,
     nothing_is_left,
+    *MARK_RULES,
 )
 
 __all__ = ["RULES", "Job", "Run"]
