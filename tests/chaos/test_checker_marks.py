@@ -152,6 +152,12 @@ def stop(stopped: float, continued: float) -> tuple[ProcessEvent, ProcessEvent]:
     return happened(Happening.STOPPED, stopped), happened(Happening.CONTINUED, continued)
 
 
+def claimed_for_the_dead(died: float) -> History:
+    """The first process was gone before the storage gave it the job, at 0.9; no body of its began."""
+    made = history(effects=[start(A, 2.0, 20, pid=2), end(A, 3.0, 20, pid=2)])
+    return replace(made, processes=[happened(Happening.GONE, died)])
+
+
 KILLED: Final = happened(Happening.KILLED, 1.55)
 
 SOUND: dict[str, Callable[[], History]] = {
@@ -188,6 +194,7 @@ SOUND: dict[str, Callable[[], History]] = {
     "frozen, and another begins just after": lambda: went_on(8.0, (2.0, 6.0), second=7.5),
     "frozen, and again before it was told": lambda: went_on(36.0, (2.0, 6.0), (7.0, 30.0)),
     "in its own process, and its worker's was frozen": lambda: in_its_own_process(owner_stopped=True),
+    "claimed by what its process had asked before it died": lambda: claimed_for_the_dead(-3.0),
     "started when it was due": lambda: one(scheduled_at=stamp(0.9)),
     "started before it expired": lambda: one(expires_at=stamp(0.9)),
     "due, and its last process died before its body began": lambda: replace(
@@ -273,6 +280,10 @@ LIES: dict[str, tuple[str, Callable[[], History]]] = {
     "in its own process, and its worker's was not frozen": (
         "overlap",
         lambda: in_its_own_process(owner_stopped=False),
+    ),
+    "claimed long after its process had died": (
+        "crash without ground",
+        lambda: claimed_for_the_dead(-30.0),
     ),
     "two ends": ("two ends", lambda: one(start(A, 1.0, 20), end(A, 3.0, 20), end(A, 9.0, 20))),
     "two ends that differ": (
