@@ -116,7 +116,9 @@ class History(Struct, frozen=True, kw_only=True):
     `max_concurrent`: limits of tasks. `losses`: when a primary was lost whose last writes its replica may
     lack. `told_counts` and `walked_counts`: jobs by status as the counters tell and as they were counted one
     by one. `leftovers`: what the end of the run found that should not be there, in words. `pruned`: ids of
-    jobs that were removed on purpose.
+    jobs that were removed on purpose. `timeout_s`: of a job whose submission says none. `untold_most`: how
+    many jobs may be there of which no producer could tell, as those of a batch whose outcome is unknown;
+    None: not known. `unheeding_s`: how long a body may go on, at the most, after it was told to stop.
     """
 
     effects: Sequence[Effect]
@@ -136,6 +138,9 @@ class History(Struct, frozen=True, kw_only=True):
     pruned: frozenset[str] = frozenset()
     max_retries: int = 3
     max_crashes: int = 3
+    timeout_s: float = 300.0
+    untold_most: int | None = None
+    unheeding_s: float = 10.0
 
 
 class Violation(Struct, frozen=True):

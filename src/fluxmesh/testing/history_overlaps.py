@@ -56,15 +56,32 @@ class Overlaps:
     def _is_excused(self, before: Run, after: Run) -> bool:
         if after.token < before.token:
             return self._was_on_its_way(after)
-        return self._index.lapse_ns(before.worker, before.start_ns, after.start_ns) is not None
+        return min(before.end_ns, after.end_ns) <= self._excused_until_ns(before, after)
+
+    def _excused_until_ns(self, before: Run, after: Run) -> float:
+        """Until when the first may go on beside the second, because its own process was stopped and its
+        lease had lapsed by then: it is told so by the beat that follows, and has to heed that."""
+        index = self._index
+        owners = index.owners_of(before)
+        told_ns = (index.history.lease_s + index.history.unheeding_s) * NS
+        return max(
+            (
+                index.unstopped_ns(owners, stop.end_ns, told_ns)
+                for pid in owners
+                for stop in index.stops_of.get(pid, ())
+                if stop.start_ns + index.patience_ns <= min(stop.end_ns, after.start_ns)
+                and stop.end_ns >= before.start_ns - _ON_ITS_WAY_NS
+            ),
+            default=float("-inf"),
+        )
 
     def _was_on_its_way(self, run: Run) -> bool:
         """It was claimed, its process was stopped for longer than its lease, and it begins as that ends."""
         index = self._index
         return any(
             0 <= run.start_ns - stop.end_ns <= _ON_ITS_WAY_NS
-            and index.lapse_ns(run.worker, stop.start_ns, stop.end_ns) is not None
-            for pid in index.pids_of[run.worker]
+            and stop.end_ns - stop.start_ns >= index.patience_ns
+            for pid in index.owners_of(run)
             for stop in index.stops_of.get(pid, ())
         )
 
@@ -98,7 +115,7 @@ class Overlaps:
 
     def _permit_end_ns(self, run: Run) -> float:
         """Until when it held its permit: it loses it with its lease."""
-        lapse_ns = self._index.lapse_ns(run.worker, run.start_ns, run.end_ns)
+        lapse_ns = self._index.lapse_of(self._index.owners_of(run), run.start_ns, run.end_ns)
         return run.end_ns if lapse_ns is None else max(run.start_ns, lapse_ns)
 
 

@@ -9,12 +9,14 @@ from typing import Final
 from fluxmesh.job import TERMINAL, Attempt, Job, Outcome, Status
 from fluxmesh.storage.values import Cancelled
 from fluxmesh.testing.history import Answer, Happening, Violation
+from fluxmesh.testing.history_marks import MARK_RULES
 from fluxmesh.testing.history_runs import NS, SEEN_LATE_NS, Index, Run
 
 ATTEMPTS: Final = frozenset({Outcome.COMPLETED, Outcome.FAILED, Outcome.TIMEOUT, Outcome.GIVEN_UP})
 _WITHOUT_BODY: Final = frozenset({Outcome.UNDECODABLE})
 _SAID_BY_BODY: Final = frozenset({Outcome.COMPLETED, Outcome.FAILED, Outcome.SNOOZED, Outcome.GIVEN_UP})
 _HISTORY_KEPT: Final = 50
+_UNHEARD_NS: Final = 15 * NS  # a question waits so long for a storage that stands still
 _STAMP_NS: Final = NS // 100  # stamps of two clocks are compared
 
 
@@ -186,12 +188,20 @@ def _has_ground(index: Index, attempt: Attempt) -> bool:
     low, high = index.storage_ns(attempt.started_at), index.storage_ns(attempt.ended_at)
     low_ns = float("-inf") if low is None else low - SEEN_LATE_NS
     high_ns = float("inf") if high is None else high + SEEN_LATE_NS
+    # What it had asked for before it died is done once its storage is back, and then no body begins.
+    asked_ns = low_ns - _UNHEARD_NS if _has_no_body(index, attempt, low_ns, high_ns) else low_ns
     for pid in index.pids_of.get(attempt.worker_id, ()):
         for event in index.events_of.get(pid, ()):
             died = event.what in (Happening.KILLED, Happening.GONE)
-            if died and low_ns <= event.at_ns and event.at_ns - SEEN_LATE_NS <= high_ns:
+            if died and asked_ns <= event.at_ns and event.at_ns - SEEN_LATE_NS <= high_ns:
                 return True
     return index.lapse_ns(attempt.worker_id, low_ns, high_ns) is not None
+
+
+def _has_no_body(index: Index, attempt: Attempt, low_ns: float, high_ns: float) -> bool:
+    return not any(
+        run.worker == attempt.worker_id and low_ns <= run.start_ns <= high_ns for run in index.runs
+    )
 
 
 def a_cancel_is_kept(index: Index) -> Iterator[Violation]:
@@ -252,6 +262,7 @@ RULES: Final[tuple[Callable[[Index], Iterator[Violation]], ...]] = (
     every_body_has_a_job,
     counters_are_true,
     nothing_is_left,
+    *MARK_RULES,
 )
 
 __all__ = ["RULES", "Job", "Run"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -98,7 +98,7 @@ class Index:
         ends: dict[tuple[str, int], Effect] = {}
         for effect in self.history.effects:
             if effect.what is What.END:
-                ends.setdefault((effect.job, effect.token), effect)
+                ends[effect.job, effect.token] = effect  # of several the last: until then it went on
         runs = []
         for effect in self.history.effects:
             if effect.what is What.START:
@@ -148,18 +148,49 @@ class Index:
             return None
         return seconds * NS - self.history.storage_us * 1_000
 
+    def owners_of(self, run: Run) -> list[int]:
+        """The process whose lease the run was under: its own, or the worker's that had started that one."""
+        events = self.events_of.get(run.pid, ())
+        if not events or any(event.worker for event in events):
+            return [run.pid]
+        return [
+            pid
+            for pid in self.pids_of.get(run.worker, ())
+            if any(event.worker for event in self.events_of.get(pid, ()))
+            and not any(
+                event.what is Happening.GONE and event.at_ns < run.start_ns - SEEN_LATE_NS
+                for event in self.events_of[pid]
+            )
+        ]
+
+    @property
+    def patience_ns(self) -> float:
+        """The last beat before a stop may have been sent a beat and a bit earlier."""
+        return (self.history.lease_s - 1.2 * self.history.beat_s) * NS
+
     def lapse_ns(self, worker: str, low_ns: float, high_ns: float) -> float | None:
-        """The first instant between these two at which the lease of a worker may have lapsed, because its
-        process had been stopped for so long; None: there is none."""
-        # The last beat before a stop may have been sent a beat and a bit earlier.
-        patience_ns = (self.history.lease_s - 1.2 * self.history.beat_s) * NS
+        """The same of any process of a worker."""
+        return self.lapse_of(self.pids_of.get(worker, ()), low_ns, high_ns)
+
+    def lapse_of(self, pids: Iterable[int], low_ns: float, high_ns: float) -> float | None:
+        """The first instant between these two at which the lease of one of these processes may have lapsed,
+        because it had been stopped for so long; None: there is none."""
         found = [
-            stop.start_ns + patience_ns
-            for pid in self.pids_of.get(worker, ())
+            stop.start_ns + self.patience_ns
+            for pid in pids
             for stop in self.stops_of.get(pid, ())
-            if stop.start_ns + patience_ns <= min(stop.end_ns, high_ns) and stop.end_ns >= low_ns
+            if stop.start_ns + self.patience_ns <= min(stop.end_ns, high_ns) and stop.end_ns >= low_ns
         ]
         return min(found, default=None)
+
+    def unstopped_ns(self, pids: Iterable[int], from_ns: float, length_ns: float) -> float:
+        """When a process has gone on for so long since that instant; what it is stopped does not count."""
+        until_ns = from_ns + length_ns
+        stops = [stop for pid in pids for stop in self.stops_of.get(pid, ())]
+        for stop in sorted(stops, key=lambda one: one.start_ns):
+            if stop.end_ns > from_ns and stop.start_ns < until_ns:
+                until_ns += stop.end_ns - max(stop.start_ns, from_ns)
+        return until_ns
 
     def violation(self, rule: str, job_id: str, what: str, *evidence: str) -> Violation:
         """With what is known of the job."""
