@@ -5,7 +5,8 @@ happens to it. Steps: epoch=N, ready, junk, ended, left=N (ended, but for N bodi
 the first telling: 0; at the second: 1), deaf (ignores SIGTERM), once=PATH (goes on only if PATH is not
 there yet, and creates it; else obeys), after=PATH (waits until it is there), eof, well=EPOCH (signs of life
 from now on), stands=EPOCH and mute=EPOCH (its loop does not answer; it says nothing any more), each
-followed by job=ID,TOKEN,SECONDS for what it runs, with its hard deadline."""
+followed by job=ID,TOKEN,SECONDS for what it runs, with its hard deadline; recovers=PATH (its loop answers
+once that is there)."""
 
 from __future__ import annotations
 
@@ -77,6 +78,21 @@ class Child:
 
         threading.Thread(target=go_on, daemon=True).start()
 
+    def recover(self, path: str) -> None:
+        """The loop answers again and again once this is there."""
+
+        def go_on() -> None:
+            while not os.path.exists(path):
+                time.sleep(0.01)
+            while True:
+                self._ledger.probed()
+                self._ledger.answered()
+                with open(f"{path}.done", "w"):
+                    pass
+                time.sleep(0.05)
+
+        threading.Thread(target=go_on, daemon=True).start()
+
     def run(self, steps: list[str]) -> int:
         for step in steps:
             name, _, value = step.partition("=")
@@ -104,6 +120,8 @@ class Child:
                         time.sleep(0.01)
                 case "well" | "stands" | "mute":
                     self.live(name, int(value))
+                case "recovers":
+                    self.recover(value)
                 case "job":
                     job_id, token, seconds = value.split(",")
                     self._ledger.enter(job_id, int(token), time.monotonic() + float(seconds), 0)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,19 @@ from fluxmesh.errors import StorageUnreachable
 from fluxmesh.job import Status
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
-from fluxmesh.storage.values import ExchangeRequest, Ground, Registration, TaskSpec, WorkerRef
+from fluxmesh.storage.values import (
+    ExchangeRequest,
+    Ground,
+    OnDeath,
+    ProgressNote,
+    Registration,
+    TaskSpec,
+    WorkerRef,
+)
 from fluxmesh.submission import prepare
+from fluxmesh.worker import guard
 from fluxmesh.worker.child_process import ChildSpec
+from fluxmesh.worker.guard import store_notes
 from fluxmesh.worker.supervisor import Supervisor
 from tests.service.log_tap import LogTap, tapped
 
@@ -28,6 +38,7 @@ ROOT = CHILD.parents[2]
 PATHS = os.pathsep.join((str(ROOT), str(ROOT / "src")))
 LEASE_S = 2.0
 FAR_S = 600.0
+BOUND_S = 30.0
 
 
 class Scene:
@@ -147,6 +158,42 @@ def test_a_child_that_stands_still_is_ended_though_storage_is_out_of_reach_and_c
         await scene.tap.until("jobs reaped", worker="w")
         assert await scene.counters(late) == (Status.SCHEDULED, 1, 0, 0)
         assert await scene.counters(other) == (Status.PENDING, 0, 0, 1)
+        tell()
+        assert await run == 0
+
+    play(scenario)
+
+
+def test_a_child_that_recovers_while_storage_is_told_of_its_end_goes_on_and_that_is_taken_back(
+    play: Callable[[Play], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        late, other = await scene.running(2)
+        recovers, stored = scene.folder / "recovers", asyncio.Event()
+
+        async def storing(storage: Storage, worker: WorkerRef, notes: Sequence[ProgressNote]) -> None:
+            await store_notes(storage, worker, notes)
+            if {note.on_death for note in notes} == {OnDeath.CRASH}:
+                stored.set()
+                return
+            recovers.touch()
+            while not recovers.with_suffix(".done").exists():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+
+        monkeypatch.setattr(guard, "store_notes", storing)
+        monkeypatch.setattr(guard, "NOTE_S", BOUND_S)
+        steps = (scene.way("stands"), scene.job(other, FAR_S), scene.job(late, 0.1), f"recovers={recovers}")
+        run = asyncio.create_task(scene.supervisor(*steps, "eof").run())
+        taken_back = await scene.tap.until("worker goes on")
+        assert "past the hard timeout of a job" in taken_back["no_more"]
+        assert scene.tap.found("worker killed") == []
+        async with asyncio.timeout(BOUND_S):
+            await stored.wait()
+        os.kill(taken_back["pid"], signal.SIGKILL)
+        await scene.tap.until("jobs reaped", worker="w")
+        assert (await scene.counters(late))[1:] == (1, 0, 0)  # it is past its time
+        assert (await scene.counters(other))[1:] == (0, 1, 0)
+        assert scene.tap.found("worker killed") == []
         tell()
         assert await run == 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fluxmesh.storage.values import OnDeath
+from fluxmesh.storage.values import OnDeath, ProgressNote
 from fluxmesh.worker.ledger import Entry, Vitals
 from fluxmesh.worker.proc import ProcessState
 from fluxmesh.worker.stall import (
@@ -20,6 +20,7 @@ from fluxmesh.worker.stall import (
     TURN_LIMIT_S,
     Stall,
     StallJudge,
+    corrections,
     is_silent,
     last_sign_s,
 )
@@ -52,6 +53,10 @@ class Scene:
 
     def look(self, vitals: Vitals, now_s: float, entries: Sequence[Entry] = ()) -> Stall | None:
         return self.judge.look(vitals, entries, state=self.state, kept_since_s=self.kept_since_s, now_s=now_s)
+
+    def again(self, vitals: Vitals, now_s: float, entries: Sequence[Entry] = ()) -> Stall | None:
+        kept_s = self.kept_since_s
+        return self.judge.look_again(vitals, entries, state=self.state, kept_since_s=kept_s, now_s=now_s)
 
     def first(self, vitals_at: Any, entries: Sequence[Entry], *, from_s: float, to_s: float) -> Any:
         """The instant and the stall of the first look that finds one."""
@@ -193,3 +198,38 @@ def test_one_that_cannot_beat_though_storage_answers_others_is_ended_after_the_l
     when, stall = scene.first(lambda now: at(now, beat_s=10.0), jobs, from_s=20.0, to_s=20.0 + 2 * LIMIT_S)
     assert LIMIT_S <= when - 20.0 <= LIMIT_S + 2 * LOOK_S
     assert meanings(stall) == {"a": OnDeath.INTERRUPTED}
+
+
+@pytest.mark.parametrize("stands", [blocked, dumb])
+def test_right_before_its_end_a_process_is_looked_at_again(scene: Scene, stands: Any) -> None:
+    """What was to be stored first may have taken longer than a look, and the process has moved or has not."""
+    jobs = [Entry("a", 1, 13.0)]
+    when, stall = scene.first(lambda now: stands(now, 10.0), jobs, from_s=10.0, to_s=20.0)
+    later_s = when + GAP_MOST_S + 0.2
+    assert scene.again(stands(later_s, 10.0), later_s, jobs) == stall
+    assert scene.again(at(later_s), later_s, jobs) is None
+    assert not scene.judge.suspects
+
+
+def test_nor_is_it_ended_for_a_job_that_has_ended_meanwhile(scene: Scene) -> None:
+    jobs = [Entry("blocks", 1, 200.0), Entry("late", 2, 13.0)]
+    when, _ = scene.first(lambda now: blocked(now, 10.0, "blocks"), jobs, from_s=10.0, to_s=20.0)
+    jobs[1] = msgspec.structs.replace(jobs[1], left=True)
+    assert scene.again(blocked(when, 10.0, "blocks"), when, jobs) is None
+
+
+def test_what_was_told_of_a_process_that_goes_on_is_taken_back() -> None:
+    told = [
+        ProgressNote("late", 1, on_death=OnDeath.TIMEOUT),
+        ProgressNote("blocked", 2, on_death=OnDeath.TIMEOUT),
+        ProgressNote("beside", 3, on_death=OnDeath.INTERRUPTED),
+    ]
+    jobs = [Entry("late", 1, 12.0), Entry("blocked", 2, 90.0), Entry("beside", 3, 90.0)]
+    back = (
+        ProgressNote("blocked", 2, on_death=OnDeath.CRASH),
+        ProgressNote("beside", 3, on_death=OnDeath.CRASH),
+    )
+    assert corrections(told, None, jobs, 20.0) == back
+    found = Stall("stands", (told[0], ProgressNote("beside", 3, on_death=OnDeath.TIMEOUT)))
+    assert corrections(told, found, jobs, 20.0) == (found.notes[1], back[0])
+    assert corrections(told, Stall("stands", tuple(told)), jobs, 20.0) == ()

@@ -20,7 +20,7 @@ from fluxmesh.worker.child_process import ChildProcess
 from fluxmesh.worker.lease_keeper import LeaseKeeper
 from fluxmesh.worker.ledger import Entry
 from fluxmesh.worker.proc import process_state
-from fluxmesh.worker.stall import LOOK_S, TURN_LIMIT_S, Stall, StallJudge
+from fluxmesh.worker.stall import LOOK_S, TURN_LIMIT_S, Stall, StallJudge, corrections
 
 NOTE_S: Final = 1.0  # to tell storage what the end of a child shall mean, before it comes
 
@@ -66,7 +66,7 @@ class ChildGuard(Service):
             vitals, entries, state=state, kept_since_s=self._keeper.kept_since_s, now_s=now_s
         )
         if stall is not None:
-            await self._end(stall, self._child.ledger.worker(vitals.epoch))
+            await self._end(stall, vitals.epoch)
         return None if self._judge.suspects else rest_s
 
     async def close(self, timeout_s: float = NOTE_S) -> None:
@@ -74,10 +74,30 @@ class ChildGuard(Service):
         await self.stop(timeout_s)
         await self._keeper.close(timeout_s)
 
-    async def _end(self, stall: Stall, worker: WorkerRef) -> None:
+    async def _end(self, stall: Stall, epoch: int) -> None:
+        """End it, unless it has recovered while storage was told what that shall mean."""
+        worker = self._child.ledger.worker(epoch)
         self.untold = await self._tell(worker, stall.notes)
-        self.stall = stall
-        self._log.error("worker killed", why=stall.what, pid=self._child.pid, jobs=len(stall.notes))
+        vitals = self._child.ledger.vitals()
+        if vitals is None or vitals.epoch != epoch or self._child.ended:
+            return  # it has come to its end by itself
+        now_s, entries = self._clock.mono_s(), self._child.ledger.entries()
+        again = self._judge.look_again(
+            vitals,
+            entries,
+            state=process_state(self._child.pid),
+            kept_since_s=self._keeper.kept_since_s,
+            now_s=now_s,
+        )
+        amended = corrections(stall.notes, again, entries, now_s)
+        if again is None:
+            self._log.warning("worker goes on", pid=self._child.pid, no_more=stall.what)
+            self.untold = await self._tell(worker, amended)
+            return
+        told = {note.id for note in amended}
+        self.untold = (*(note for note in self.untold if note.id not in told), *amended)
+        self.stall = again
+        self._log.error("worker killed", why=again.what, pid=self._child.pid, jobs=len(again.notes))
         self._child.send(signal.SIGKILL)
 
     async def _tell(self, worker: WorkerRef, notes: tuple[ProgressNote, ...]) -> tuple[ProgressNote, ...]:

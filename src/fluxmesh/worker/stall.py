@@ -73,6 +73,22 @@ def is_ground(entry: Entry, vitals: Vitals, now_s: float) -> bool:
     return overdue and entry.hard_s > vitals.answered_s - _TIMER_SLACK_S
 
 
+def corrections(
+    told: Sequence[ProgressNote], found: Stall | None, entries: Sequence[Entry], now_s: float
+) -> tuple[ProgressNote, ...]:
+    """What has to be told after `told`, now that this was found. Where nothing is known any more, a death is
+    a crash again; but a job that is past its time stays a timeout."""
+    notes = found.notes if found is not None else ()
+    named = {note.id for note in notes}
+    late = {entry.id for entry in entries if entry.hard_s <= now_s and not entry.left}
+    back = [
+        ProgressNote(note.id, note.token, on_death=OnDeath.CRASH)
+        for note in told
+        if note.id not in named and not (note.on_death is OnDeath.TIMEOUT and note.id in late)
+    ]
+    return (*(note for note in notes if note not in told), *back)
+
+
 class StallJudge:
     """Looks at one process again and again. `stall_limit_s`: for how long it may stand still in any case."""
 
@@ -109,6 +125,31 @@ class StallJudge:
             self._seen_s, self._since_s = now_s, since_s
         if now_s - self._seen_s < SEEN_S:
             return None
+        return self._found(vitals, entries, state, now_s)
+
+    def look_again(
+        self,
+        vitals: Vitals,
+        entries: Sequence[Entry],
+        *,
+        state: ProcessState,
+        kept_since_s: float | None,
+        now_s: float,
+    ) -> Stall | None:
+        """After a look that found something, and whatever time was spent on that: what has to be done now;
+        None: the process has moved since, and is to be looked at as before."""
+        self._looked_s = now_s
+        since_s = min(stands_since_s(vitals, now_s), math.inf if kept_since_s is None else kept_since_s)
+        if since_s != self._since_s or state in (ProcessState.TRACED, ProcessState.DEAD):
+            self._seen_s = None
+            return None
+        return self._found(vitals, entries, state, now_s)
+
+    def _found(
+        self, vitals: Vitals, entries: Sequence[Entry], state: ProcessState, now_s: float
+    ) -> Stall | None:
+        assert self._seen_s is not None
+        stands_s, since_s = stands_since_s(vitals, now_s), self._since_s
         if state is ProcessState.STOPPED:
             if now_s - self._seen_s < self._limit_s:
                 return None
