@@ -158,6 +158,11 @@ def claimed_for_the_dead(died: float) -> History:
     return replace(made, processes=[happened(Happening.GONE, died)])
 
 
+def with_entries_of(base: History, worker: str) -> History:
+    entries = [replace(entry, worker_id=worker) for entry in base.stories[0].history]
+    return replace(base, stories=[replace(base.stories[0], history=entries)])
+
+
 KILLED: Final = happened(Happening.KILLED, 1.55)
 
 SOUND: dict[str, Callable[[], History]] = {
@@ -195,6 +200,9 @@ SOUND: dict[str, Callable[[], History]] = {
     "frozen, and again before it was told": lambda: went_on(36.0, (2.0, 6.0), (7.0, 30.0)),
     "in its own process, and its worker's was frozen": lambda: in_its_own_process(owner_stopped=True),
     "claimed by what its process had asked before it died": lambda: claimed_for_the_dead(-3.0),
+    "the same, and the process after it took the job at once": lambda: with_entries_of(
+        replace(claimed_for_the_dead(-3.0), effects=[start(A, 2.0, 20), end(A, 3.0, 20)]), "w1"
+    ),
     "started when it was due": lambda: one(scheduled_at=stamp(0.9)),
     "started before it expired": lambda: one(expires_at=stamp(0.9)),
     "due, and its last process died before its body began": lambda: replace(

@@ -178,18 +178,18 @@ def a_crash_has_a_ground(index: Index) -> Iterator[Violation]:
     """Nobody is charged for the death of a process that did not die, or was not frozen past its lease."""
     for record, story, _ in index.jobs():
         for attempt in story.history:
-            if attempt.outcome is Outcome.CRASHED and not _has_ground(index, attempt):
+            if attempt.outcome is Outcome.CRASHED and not _has_ground(index, record.id, attempt):
                 what = f"charged at {attempt.ended_at:.3f}, nothing had happened to {attempt.worker_id}"
                 yield index.violation("crash without ground", record.id, what)
                 break
 
 
-def _has_ground(index: Index, attempt: Attempt) -> bool:
+def _has_ground(index: Index, job_id: str, attempt: Attempt) -> bool:
     low, high = index.storage_ns(attempt.started_at), index.storage_ns(attempt.ended_at)
     low_ns = float("-inf") if low is None else low - SEEN_LATE_NS
     high_ns = float("inf") if high is None else high + SEEN_LATE_NS
     # What it had asked for before it died is done once its storage is back, and then no body begins.
-    asked_ns = low_ns - _UNHEARD_NS if _has_no_body(index, attempt, low_ns, high_ns) else low_ns
+    asked_ns = low_ns - _UNHEARD_NS if _has_no_body(index, job_id, attempt) else low_ns
     for pid in index.pids_of.get(attempt.worker_id, ()):
         for event in index.events_of.get(pid, ()):
             died = event.what in (Happening.KILLED, Happening.GONE)
@@ -198,9 +198,13 @@ def _has_ground(index: Index, attempt: Attempt) -> bool:
     return index.lapse_ns(attempt.worker_id, low_ns, high_ns) is not None
 
 
-def _has_no_body(index: Index, attempt: Attempt, low_ns: float, high_ns: float) -> bool:
+def _has_no_body(index: Index, job_id: str, attempt: Attempt) -> bool:
+    low, high = index.storage_ns(attempt.started_at), index.storage_ns(attempt.ended_at)
+    if low is None or high is None:
+        return False
     return not any(
-        run.worker == attempt.worker_id and low_ns <= run.start_ns <= high_ns for run in index.runs
+        run.worker == attempt.worker_id and low - _STAMP_NS <= run.start_ns <= high + _STAMP_NS
+        for run in index.runs_of.get(job_id, ())
     )
 
 
