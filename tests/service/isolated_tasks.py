@@ -157,6 +157,7 @@ def bites(path: str, door: str, ctx: Context) -> None:
 def closes_everything(path: str, ctx: Context) -> None:
     """As programs do that want to become daemons."""
     with marked(path, ctx):
+        time.sleep(0.02)  # its progress has been sent, and the thread that did so rests for a moment
         os.closerange(3, 256)
         time.sleep(FOR_EVER_S)
 

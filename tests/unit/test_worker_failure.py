@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from fluxmesh.job import JobError
-from fluxmesh.worker.failure import MAX_FRAMES, MAX_MESSAGE_CHARS, MAX_TEXT_BYTES, describe
+from fluxmesh.worker.failure import MAX_FRAMES, MAX_MESSAGE_CHARS, MAX_TEXT_BYTES, describe, without_tail
 
 
 def caught(raiser: Any) -> JobError:
@@ -112,6 +112,17 @@ def test_no_method_of_the_exception_can_spoil_the_report() -> None:
     error = caught(raiser)
     assert "__str__ raised" in error.message
     assert error.text
+
+
+def test_a_cause_that_raises_whatever_it_likes_does_not_get_through() -> None:
+    class Spiteful(Exception):
+        @property
+        def __cause__(self) -> BaseException:  # type: ignore[override]
+            raise KeyboardInterrupt
+
+    error = Spiteful("as it is")
+    without_tail(error, test_a_cause_that_raises_whatever_it_likes_does_not_get_through.__code__)
+    assert describe(error).message == "as it is"
 
 
 def test_an_exception_group_keeps_its_members_in_the_text() -> None:
