@@ -48,11 +48,13 @@ class BeatReport(Struct, frozen=True):
 
 def meaning_of_death(run: Run, now: float) -> OnDeath:
     """What the death of this process, whose loop stands still, shall mean for a job at hand. A body that has
-    ended on its thread was late for nothing: only the loop has not heard of it."""
+    ended on its thread was late for nothing: only the loop has not heard of it. One in a process of its own
+    may have ended, too."""
     handle = run.handle
     if isinstance(handle, ThreadCall) and handle.phase is Phase.LEFT and not run.overdue:
         return OnDeath.INTERRUPTED
-    return OnDeath.TIMEOUT if run.timed_out or run.deadline <= now else OnDeath.INTERRUPTED
+    late = run.timed_out or (run.deadline <= now and not run.plan.isolated)
+    return OnDeath.TIMEOUT if late else OnDeath.INTERRUPTED
 
 
 class Beater:
