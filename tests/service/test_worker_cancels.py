@@ -13,7 +13,7 @@ from fluxmesh.job import Outcome, Status
 from fluxmesh.storage.values import Cancelled
 from fluxmesh.worker.config import WorkerEnd
 from fluxmesh.worker.notices import ECHO_S
-from fluxmesh.worker.observe import JobStarted
+from fluxmesh.worker.observe import Claimed, JobStarted
 from tests.service.test_worker_outages import Lines
 from tests.service.workshop import Workshop, workshop
 
@@ -79,6 +79,7 @@ async def test_a_cancel_of_a_job_whose_claim_is_still_on_its_way_is_heard_when_i
     lines = Lines(shop)
     await shop.worker(open_storage=lines.open)
     await _first_beats_are_over(lines)
+    await shop.witness.saw(Claimed)  # else it is the first exchange, which finds nothing, that is held up
     lines.main.slow.add("exchange")
     job_id = await shop.put("long")
     await shop.until(job_id, lambda job: job.status is Status.RUNNING)
