@@ -56,7 +56,7 @@ quick="tests/unit tests/architecture tests/types tests/contract tests/api tests/
 timed="tests/cases tests/chaos"
 # The two groups take about the same time; a new file is in the second one.
 deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_keys.py tests/cases/test_outages.py
-    tests/cases/test_redis_cases.py tests/cases/test_replicas.py tests/cases/test_shutdown.py"
+    tests/cases/test_redis_cases.py tests/cases/test_replicas.py tests/cases/test_shutdown.py tests/cases/test_timeouts.py"
 
 # The lists are to be split into words.
 # shellcheck disable=SC2046,SC2086
