@@ -52,7 +52,7 @@ ignoring() {
     done
 }
 
-quick="tests/unit tests/architecture tests/types tests/contract tests/api tests/cli/test_storage_doors.py"
+quick="tests/unit tests/architecture tests/types tests/contract tests/api tests/cli/test_s*.py"
 timed="tests/cases tests/chaos"
 # The two groups take about the same time; a new file is in the second one.
 deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_keys.py tests/cases/test_outages.py
