@@ -193,12 +193,12 @@ class Exchange(Struct, frozen=True, array_like=True, tag=4):
 
     records: list[Record]
     want: list[str]
-    metas: dict[str, Meta] = {}
+    metas: list[Meta] = []  # each once: a hash names its Meta, whoever has it
 
 
 class Records(Struct, frozen=True, array_like=True, tag=5):
     records: list[Record]
-    metas: dict[str, Meta] = {}
+    metas: list[Meta] = []
 
 
 class MetaGet(Struct, frozen=True, array_like=True, tag=6):
