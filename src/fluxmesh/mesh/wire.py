@@ -1,0 +1,235 @@
+"""Bytes and messages: what is written, and everything that is refused on the way in.
+
+Packets and frames are msgpack arrays. Decoding answers the value or the reason of its refusal, one of a few
+fixed texts, so that they can be counted; whatever the bytes are it raises nothing, and it reserves no memory
+by a length that the bytes only claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final, TypeVar
+
+import msgspec
+import xxhash
+
+from fluxmesh.mesh.addresses import KEPT, host_refusal
+from fluxmesh.mesh.messages import (
+    NEWS_MAX,
+    PROTOCOL,
+    AckRelay,
+    Digests,
+    Exchange,
+    Load,
+    Meta,
+    MetaGet,
+    MetaIs,
+    Packet,
+    Ping,
+    PingReq,
+    Record,
+    Records,
+    Refused,
+    StreamFrame,
+    TcpAck,
+    TcpPing,
+)
+from fluxmesh.mesh.timing import DATAGRAM_MAX_BYTES, FRAME_MAX_BYTES, META_MAX_BYTES
+
+TOO_LARGE: Final = "too large"
+MALFORMED: Final = "malformed"
+VERSION: Final = "protocol version"
+OUT_OF_BOUNDS: Final = "out of bounds"
+BAD_NAME: Final = "name"
+BAD_META: Final = "particulars"
+
+NAME_MAX_BYTES: Final = 200  # of UTF-8: two names, a record and a load still fit into one datagram
+_FORBIDDEN: Final = frozenset("{}:")
+
+Thing = TypeVar("Thing", Packet, StreamFrame)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_encode: Final = _encoder.encode
+_packet_of: Final = msgspec.msgpack.Decoder(Packet).decode
+_frame_of: Final = msgspec.msgpack.Decoder(StreamFrame).decode
+
+
+@lru_cache(maxsize=KEPT)
+def name_refusal(name: str) -> str:
+    """Why `name` is no name of a worker or queue in the mesh, or ""."""
+    if not name or len(name.encode("utf-8", "replace")) > NAME_MAX_BYTES:
+        return f"not 1 to {NAME_MAX_BYTES} bytes"
+    if not name.isprintable():
+        return "characters that cannot be printed"
+    return "" if _FORBIDDEN.isdisjoint(name) else "a brace or a colon"
+
+
+# --- packets --------------------------------------------------------------------------------------------
+
+
+def encode_packet(
+    packet: Packet, news: Sequence[Record], loads: Sequence[Load], budget_bytes: int
+) -> tuple[bytes, int, int]:
+    """`packet` (whose own news and loads are empty) with as many of `news` and `loads`, from their start, as
+    fit into `budget_bytes`; and how many of each those are.
+
+    The first load is the sender's own: it has its place before any news, the others take what news leaves.
+    The head and its message are never cut: within the bounds of names they take less than a datagram.
+    """
+    head = _encode(packet)[:-2]  # the last two bytes are the two empty arrays
+    room = budget_bytes - len(head) - 2
+    own = _encode(loads[0]) if loads else b""
+    if len(own) > room:
+        own = b""
+    told, room = _fitting(news, room - len(own))
+    others, _ = _fitting(loads[1:], room, taken=1) if own else ([], 0)
+    carried = [own, *others] if own else []
+    parts = [head, _array_head(len(told)), *told, _array_head(len(carried)), *carried]
+    return b"".join(parts), len(told), len(carried)
+
+
+def _fitting(items: Iterable[Record | Load], room: int, *, taken: int = 0) -> tuple[list[bytes], int]:
+    """The encoded items, from the first, that fit beside `taken` others, and the room that is left. One more
+    than 15 needs a longer head of the array."""
+    encode = _encode
+    parts: list[bytes] = []
+    add = parts.append
+    for item in items:
+        blob = encode(item)
+        taken += 1
+        after = room - len(blob) - (2 if taken == 16 else 0)
+        if after < 0 or taken > NEWS_MAX:
+            break
+        add(blob)
+        room = after
+    return parts, room
+
+
+def _array_head(length: int) -> bytes:
+    return bytes((0x90 | length,)) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
+
+
+def decode_packet(data: bytes) -> Packet | str:
+    """The packet, or why it is refused. Never raises."""
+    if len(data) > DATAGRAM_MAX_BYTES:
+        return TOO_LARGE
+    if refusal := _head_refusal(data):
+        return refusal
+    try:
+        packet = _packet_of(data)
+    except msgspec.ValidationError:
+        return OUT_OF_BOUNDS
+    except Exception:  # truncated, nested too deeply, not UTF-8: the bytes are a stranger's
+        return MALFORMED
+    return _packet_refusal(packet) or packet
+
+
+def _head_refusal(data: bytes) -> str:
+    """The version stands in the second byte of both kinds, so that it can be read whatever follows it."""
+    if len(data) < 2 or data[0] & 0xF0 != 0x90 or data[1] > 0x7F:
+        return MALFORMED
+    return "" if data[1] == PROTOCOL else VERSION
+
+
+def _packet_refusal(packet: Packet) -> str:
+    if name_refusal(packet.sender.worker_id):
+        return BAD_NAME
+    if refusal := _target_refusal(packet.message):
+        return refusal
+    for load in packet.loads:
+        if name_refusal(load.worker_id):
+            return BAD_NAME
+    return _records_refusal(packet.news)
+
+
+def _target_refusal(message: object) -> str:
+    match message:
+        case Ping(target=target, about=about) | TcpPing(target=target, about=about):
+            refusal = _records_refusal((about,)) if about is not None else ""
+        case PingReq(target=target, host=host):
+            refusal = host_refusal(host)
+        case AckRelay(target=target) | MetaGet(target=target) | TcpAck(target=target):
+            refusal = ""
+        case MetaIs(target=target, meta=meta):
+            refusal = meta_refusal(meta) and BAD_META
+        case _:
+            return ""
+    return refusal or (name_refusal(target.worker_id) and BAD_NAME)
+
+
+def _records_refusal(records: Iterable[Record]) -> str:
+    for record in records:
+        if name_refusal(record.worker_id) or (record.accuser and name_refusal(record.accuser)):
+            return BAD_NAME
+        if refusal := host_refusal(record.host):
+            return refusal
+    return ""
+
+
+# --- frames ---------------------------------------------------------------------------------------------
+
+
+def encode_frame(frame: StreamFrame) -> bytes:
+    """The frame as it is; who fills one keeps it within FRAME_MAX_BYTES."""
+    return _encode(frame)
+
+
+def decode_frame(data: bytes) -> StreamFrame | str:
+    """The frame, or why it is refused. Never raises."""
+    if len(data) > FRAME_MAX_BYTES:
+        return TOO_LARGE
+    if refusal := _head_refusal(data):
+        return refusal
+    try:
+        frame = _frame_of(data)
+    except msgspec.ValidationError:
+        return OUT_OF_BOUNDS
+    except Exception:  # as above
+        return MALFORMED
+    return _frame_refusal(frame) or frame
+
+
+def _frame_refusal(frame: StreamFrame) -> str:
+    if name_refusal(frame.sender.worker_id):
+        return BAD_NAME
+    match frame.body:
+        case Digests(digests=digests):
+            return BAD_NAME if any(name_refusal(one.worker_id) for one in digests) else ""
+        case Exchange(records=records, want=want, metas=metas):
+            refusal = BAD_NAME if any(map(name_refusal, want)) else ""
+            return refusal or _metas_refusal(metas) or _records_refusal(records)
+        case Records(records=records, metas=metas):
+            return _metas_refusal(metas) or _records_refusal(records)
+        case Refused(reason=reason):
+            return "" if reason.isprintable() else BAD_NAME
+        case body:
+            return _target_refusal(body)
+
+
+def _metas_refusal(metas: dict[str, Meta]) -> str:
+    if any(map(name_refusal, metas)):
+        return BAD_NAME
+    return BAD_META if any(map(meta_refusal, metas.values())) else ""
+
+
+# --- particulars ----------------------------------------------------------------------------------------
+
+
+def encode_meta(meta: Meta) -> bytes:
+    return _encode(meta)
+
+
+def meta_hash(meta: Meta) -> int:
+    """xxh3_64 of the encoded particulars: 64 bits, without a sign."""
+    return xxhash.xxh3_64_intdigest(encode_meta(meta))
+
+
+def meta_refusal(meta: Meta) -> str:
+    """Why nobody would take these particulars, or ""."""
+    if any(map(name_refusal, meta.queues)):
+        return "the name of a queue"
+    if not meta.version.isprintable():
+        return "the version"
+    size = len(encode_meta(meta))
+    return "" if size <= META_MAX_BYTES else f"{size:,} bytes, of which {META_MAX_BYTES} are allowed"
