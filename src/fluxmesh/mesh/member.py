@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from ipaddress import ip_address
 from typing import Final
 
 from fluxmesh.mesh.detector import Suspicion
@@ -17,8 +15,6 @@ TOMBSTONES_MAX: Final = (
     4_096  # the oldest goes first; a fleet that restarts under new ids must not fill memory
 )
 INCARNATION_MAX: Final = 1 << 62  # nobody comes near it by refuting; a claim beyond could never be refuted
-PORT_MIN: Final = 1_024
-PORT_MAX: Final = 65_534  # the streams are one above
 
 
 def outranks(claim: Record, held: Record | None) -> bool:
@@ -55,26 +51,6 @@ def with_standing(record: Record, standing: Standing, accuser: str) -> Record:
         record.meta_hash,
         accuser,
     )
-
-
-@lru_cache(maxsize=4_096)
-def usable_address(host: str, port: int) -> bool:
-    """Whether a node can be reached there at all. Unspecified and multicast addresses would make others
-    probe themselves and fail the healthy."""
-    if not PORT_MIN <= port <= PORT_MAX:
-        return False
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    return not (address.is_unspecified or address.is_multicast or host == "255.255.255.255")
-
-
-def plain_address(address: Address) -> Address:
-    """An IPv4 address that came mapped into IPv6, as IPv4."""
-    if address.host.lower().startswith("::ffff:") and "." in address.host:
-        return Address(address.host[7:], address.port)
-    return address
 
 
 @dataclass(slots=True, eq=False)
