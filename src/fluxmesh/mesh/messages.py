@@ -1,17 +1,33 @@
 """What nodes say to each other: plain values, tagged arrays on the wire.
 
 A packet is one datagram: a head, one message, and whatever news and loads fit behind it. A frame is one half
-of a call over TCP: one request there, one answer back. Nothing here is trusted until `wire` has looked at it.
+of a call over TCP: one request there, one answer back. Nothing here is trusted until `wire` has looked at it:
+it holds each field to the bounds that stand here, and looks into names and addresses.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 from msgspec import Struct
 
+from fluxmesh.mesh.timing import MEMBERS_MAX
+
 PROTOCOL: Final = 1  # a packet of another version is dropped and counted
+NEWS_MAX: Final = 255  # pieces of news, and loads, in one packet
+METAS_MAX: Final = 256  # in one frame: an eighth of it at the most
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # epochs, incarnations, sequence numbers
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]  # of jobs, or milliseconds
+Slots = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+Tier = Annotated[int, msgspec.Meta(ge=0, le=3)]
+Hash = Annotated[int, msgspec.Meta(ge=0)]  # 64 bits, without a sign
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Host = Annotated[str, msgspec.Meta(min_length=2, max_length=45)]
+Port = Annotated[int, msgspec.Meta(ge=1_024, le=65_534)]  # streams are one above
+Rank = Annotated[int, msgspec.Meta(ge=0, le=3)]
 
 
 class Standing(IntEnum):
@@ -32,32 +48,32 @@ class Flag(IntFlag):
     STEALS = 8  # takes part in stealing
 
 
-class Address(Struct, frozen=True, array_like=True, order=True):
+class Address(Struct, frozen=True, array_like=True, gc=False, order=True):
     """Where a node hears datagrams; its streams are one port above."""
 
-    host: str  # an IP address, never a name
-    port: int
+    host: Host  # an IP address, never a name
+    port: Port
 
 
-class NodeRef(Struct, frozen=True, array_like=True, order=True):
+class NodeRef(Struct, frozen=True, array_like=True, gc=False, order=True):
     """One run of one worker. The epoch comes from storage and grows with every run."""
 
-    worker_id: str
-    epoch: int
+    worker_id: Name
+    epoch: Count
 
 
-class Record(Struct, frozen=True, array_like=True):
+class Record(Struct, frozen=True, array_like=True, gc=False):
     """A claim about one run of a node: one piece of news. `accuser` says who suspects or declares it (else
     "")."""
 
-    worker_id: str
-    epoch: int
-    incarnation: int
-    standing: int  # a Standing; an int here, so that an unknown one is met by `wire` and not by an exception
-    host: str
-    port: int
-    meta_hash: int  # xxh3_64 of the encoded Meta
-    accuser: str = ""
+    worker_id: Name
+    epoch: Count
+    incarnation: Count
+    standing: Rank  # a Standing; an int here, so that an unknown one is met by `wire` and not by an exception
+    host: Host
+    port: Port
+    meta_hash: Hash  # xxh3_64 of the encoded Meta
+    accuser: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
     @property
     def ref(self) -> NodeRef:
@@ -71,41 +87,41 @@ class Record(Struct, frozen=True, array_like=True):
 class Meta(Struct, frozen=True, array_like=True):
     """What changes seldom; at most META_MAX_BYTES encoded. Fetched by whoever sees a new hash."""
 
-    queues: tuple[str, ...]
-    tiers: tuple[int, ...]
-    capacity: int
+    queues: Annotated[tuple[Name, ...], msgspec.Meta(max_length=128)]
+    tiers: Annotated[tuple[Tier, ...], msgspec.Meta(max_length=4)]
+    capacity: Slots
     steals: bool = True
-    virtual_nodes: int = 150
-    affinity_weight: float = 0.7
-    version: str = ""  # of the package
+    virtual_nodes: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 150
+    affinity_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.7
+    version: Annotated[str, msgspec.Meta(max_length=40)] = ""  # of the package
 
 
-class Load(Struct, frozen=True, array_like=True):
+class Load(Struct, frozen=True, array_like=True, gc=False):
     """What changes all the time; ordered by (epoch, counter), of which only its subject makes new ones.
 
     `age_ms` grows on the way: a reader adds what it kept the value for before it passes it on.
     """
 
-    worker_id: str
-    epoch: int
-    counter: int
-    queued: int = 0
-    running: int = 0
-    capacity: int = 0
-    stealable: int = 0
-    best_tier: int = 3
-    run_ms: int = 1_000  # EWMA of run times
-    flags: int = 0
-    age_ms: int = 0
+    worker_id: Name
+    epoch: Count
+    counter: Count
+    queued: Amount = 0
+    running: Amount = 0
+    capacity: Slots = 0
+    stealable: Amount = 0
+    best_tier: Tier = 3
+    run_ms: Amount = 1_000  # EWMA of run times
+    flags: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    age_ms: Amount = 0
 
 
-class Digest(Struct, frozen=True, array_like=True):
+class Digest(Struct, frozen=True, array_like=True, gc=False):
     """A record without its particulars: enough to see who knows the newer."""
 
-    worker_id: str
-    epoch: int
-    incarnation: int
-    standing: int
+    worker_id: Name
+    epoch: Count
+    incarnation: Count
+    standing: Rank
 
 
 # --- datagrams ----------------------------------------------------------------------------------------
@@ -115,37 +131,37 @@ class Ping(Struct, frozen=True, array_like=True, tag=1):
     """`target` is the run that is meant: another run of that address answers nothing. `about` is what we
     hold about it if that is not plain Alive, so that it can refute."""
 
-    seq: int
+    seq: Count
     target: NodeRef
     about: Record | None = None
 
 
-class Ack(Struct, frozen=True, array_like=True, tag=2):
-    seq: int
+class Ack(Struct, frozen=True, array_like=True, gc=False, tag=2):
+    seq: Count
 
 
 class PingReq(Struct, frozen=True, array_like=True, tag=3):
     """Ask the receiver to ping `target` for us; `window_ms` is how long we wait, a Nack comes at 0.8 of
     it."""
 
-    seq: int
+    seq: Count
     target: NodeRef
-    host: str
-    port: int
-    window_ms: int
+    host: Host
+    port: Port
+    window_ms: Amount
 
 
 class AckRelay(Struct, frozen=True, array_like=True, tag=4):
     """The target of our PingReq answered the helper."""
 
-    seq: int
+    seq: Count
     target: NodeRef
 
 
 class Nack(Struct, frozen=True, array_like=True, tag=5):
     """The helper is well, the target has not answered it yet."""
 
-    seq: int
+    seq: Count
 
 
 class Gossip(Struct, frozen=True, array_like=True, tag=6):
@@ -159,12 +175,12 @@ class Packet(Struct, frozen=True, array_like=True):
     """One datagram. `sender` is who says so (the key proves membership, not identity); its incarnation saves
     a refuted node a round."""
 
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=0, le=127)]
     sender: NodeRef
-    incarnation: int
+    incarnation: Count
     message: Message
-    news: list[Record] = []
-    loads: list[Load] = []
+    news: Annotated[list[Record], msgspec.Meta(max_length=NEWS_MAX)] = []
+    loads: Annotated[list[Load], msgspec.Meta(max_length=NEWS_MAX)] = []
 
 
 # --- calls over streams ---------------------------------------------------------------------------------
@@ -174,8 +190,8 @@ class Compare(Struct, frozen=True, array_like=True, tag=1):
     """Push-pull, first step: do we hold the same? `hash` is over the sorted digests, `count` how many there
     are."""
 
-    hash: int
-    count: int
+    hash: Hash
+    count: Count
 
 
 class Same(Struct, frozen=True, array_like=True, tag=2):
@@ -185,20 +201,20 @@ class Same(Struct, frozen=True, array_like=True, tag=2):
 class Digests(Struct, frozen=True, array_like=True, tag=3):
     """Answer to Compare that differs: all of mine."""
 
-    digests: list[Digest]
+    digests: Annotated[list[Digest], msgspec.Meta(max_length=MEMBERS_MAX)]
 
 
 class Exchange(Struct, frozen=True, array_like=True, tag=4):
     """Push-pull, second step: what I hold that is newer or unknown to you, and whose records I want."""
 
-    records: list[Record]
-    want: list[str]
-    metas: dict[str, Meta] = {}
+    records: Annotated[list[Record], msgspec.Meta(max_length=MEMBERS_MAX)]
+    want: Annotated[list[Name], msgspec.Meta(max_length=MEMBERS_MAX)]
+    metas: Annotated[list[Meta], msgspec.Meta(max_length=METAS_MAX)] = []  # each once: a hash names its Meta
 
 
 class Records(Struct, frozen=True, array_like=True, tag=5):
-    records: list[Record]
-    metas: dict[str, Meta] = {}
+    records: Annotated[list[Record], msgspec.Meta(max_length=MEMBERS_MAX)]
+    metas: Annotated[list[Meta], msgspec.Meta(max_length=METAS_MAX)] = []
 
 
 class MetaGet(Struct, frozen=True, array_like=True, tag=6):
@@ -224,7 +240,7 @@ class TcpAck(Struct, frozen=True, array_like=True, tag=9):
 class Refused(Struct, frozen=True, array_like=True, tag=10):
     """Not this run, not now, or not understood."""
 
-    reason: str
+    reason: Annotated[str, msgspec.Meta(max_length=200)]
 
 
 Frame = Compare | Same | Digests | Exchange | Records | MetaGet | MetaIs | TcpPing | TcpAck | Refused
@@ -233,8 +249,8 @@ Frame = Compare | Same | Digests | Exchange | Records | MetaGet | MetaIs | TcpPi
 class StreamFrame(Struct, frozen=True, array_like=True):
     """One half of a call. `call` pairs an answer with its request on one connection."""
 
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=0, le=127)]
     sender: NodeRef
-    incarnation: int
-    call: int
+    incarnation: Count
+    call: Count
     body: Frame
