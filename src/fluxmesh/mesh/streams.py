@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from fluxmesh.mesh.messages import Address
-from fluxmesh.mesh.seal import Session
+from fluxmesh.mesh.seal import Refusal, Session
 from fluxmesh.mesh.timing import FRAME_MAX_BYTES
 
 STREAM_PORT_ABOVE: Final = 1  # streams are one port above datagrams
@@ -74,7 +74,7 @@ class _Connection:
     async def read(self) -> bytes:
         (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
         if length > FRAME_MAX_BYTES:
-            raise StreamRefused("frame too long")
+            raise StreamRefused(str(Refusal.TOO_LARGE))
         sealed = await self._reader.readexactly(length)
         self._counts.received_bytes += _LENGTH.size + length
         frame = self._session.open(sealed)
