@@ -28,6 +28,12 @@ async def echo(_source: Address, frame: bytes) -> bytes | None:
     return b"echo " + frame
 
 
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
 class Side(Streams):
     """Streams with what they refused."""
 
@@ -168,7 +174,7 @@ def test_d21_what_is_no_greeting_of_ours_is_closed_and_takes_no_memory(said: byt
                 writer.write_eof()
             with suppress(ConnectionResetError):  # what was not read is thrown away with the connection
                 assert len(await reader.read()) <= max(len(said), 16)
-            writer.close()
+            await hang_up(writer)
             assert await Side(sealed()).call(two.address, b"well", 2) == b"echo well"
         assert two.counts.calls_taken == 1
 
@@ -183,7 +189,7 @@ def test_d21_a_frame_that_claims_to_be_giant_closes_the_connection_before_it_is_
             writer.write(Plain(label="fluxmesh").session(os.urandom(SALT_BYTES)).greeting())
             writer.write(struct.pack(">I", (1 << 20) + 1))
             assert len(await reader.read()) == 16
-            writer.close()
+            await hang_up(writer)
         assert two.refused == ["frame too large"]
 
     run(main())
@@ -200,7 +206,7 @@ def test_one_host_has_a_bounded_number_of_connections() -> None:
             assert await one.call(two.address, b"1", 2) is None
             assert two.counts.turned_away == 1
             for _, writer in crowd:
-                writer.close()
+                await hang_up(writer)
             await until(lambda: not two._serving)
             assert await one.call(two.address, b"2", 2) == b"echo 2"
 

@@ -49,6 +49,10 @@ class News:
         if slot is not None:
             del self._bucket(slot)[worker_id]
 
+    def clear(self) -> None:
+        self.slots.clear()
+        self._buckets.clear()
+
     def sends(self, worker_id: str) -> int | None:
         """How often the news of this node was sent; None when there is none left."""
         slot = self.slots.get(worker_id)

@@ -75,6 +75,7 @@ class Member:
     load: Load | None = None
     born_ns: int = 0  # when that load was true
     ready_since_ns: int | None = None
+    told_hash: int | None = None  # the particulars that were last told of
     dialled_ns: int = 0  # when it was last looked for while dead
 
     @property
@@ -86,7 +87,7 @@ class Member:
         if record.epoch != self.record.epoch:
             self.answered = self.by_detour = self.owed = self.behind = False
             self.greetings = 0
-            self.rtt_ns = self.load = self.ready_since_ns = None
+            self.rtt_ns = self.load = self.ready_since_ns = self.told_hash = None
         if record.standing != self.record.standing or record.epoch != self.record.epoch:
             self.since_ns = now
         if record.standing >= Standing.DEAD:

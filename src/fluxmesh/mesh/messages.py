@@ -13,11 +13,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Struct
 
-from fluxmesh.mesh.timing import MEMBERS_MAX
+from fluxmesh.mesh.timing import MEMBERS_MAX, METAS_MAX
 
 PROTOCOL: Final = 1  # a packet of another version is dropped and counted
 NEWS_MAX: Final = 255  # pieces of news, and loads, in one packet
-METAS_MAX: Final = 256  # in one frame: an eighth of it at the most
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # epochs, incarnations, sequence numbers
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]  # of jobs, or milliseconds

@@ -154,6 +154,7 @@ class Streams:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
+        await asyncio.sleep(0)  # in which the loop closes what was aborted
 
     # -- our calls ---------------------------------------------------------------------------------------
     async def call(self, to: Address, frame: bytes, timeout_s: float) -> bytes | None:

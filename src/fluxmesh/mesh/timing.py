@@ -15,6 +15,7 @@ DATAGRAM_MAX_BYTES: Final = 1_200  # sealed, with everything in: fits WireGuard 
 SEAL_BYTES: Final = 40  # what sealing adds
 META_MAX_BYTES: Final = 512
 FRAME_MAX_BYTES: Final = 1 << 20
+METAS_MAX: Final = 256  # in one frame: an eighth of it at the most
 MEMBERS_MAX: Final = 20_000  # rows of the table, the dead with it
 SCORE_MAX: Final = 7  # local health: 0 is well
 TOMBSTONE_NS: Final = 24 * 3_600 * S
