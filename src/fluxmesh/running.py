@@ -109,7 +109,7 @@ def worker_maker(
     from fluxmesh.bodies import source_of_registry
     from fluxmesh.queue import checked_reserve, default_worker_id
     from fluxmesh.worker.config import WorkerConfig
-    from fluxmesh.worker.meshing import mesh_of_settings
+    from fluxmesh.worker.meshing import mesh_of
     from fluxmesh.worker.worker import Worker
 
     names, served = _served(queues, tiers)
@@ -132,7 +132,7 @@ def worker_maker(
         reserve=checked_reserve(reserve or {}, settings.concurrency, served),
         grace_s=settings.grace_s,
         on_lease_lost=settings.on_lease_lost,
-        mesh=mesh_of_settings(settings) if mesh is None else mesh or None,
+        mesh=mesh_of(mesh, settings),
         mesh_optional=settings.mesh_optional,
     )
 

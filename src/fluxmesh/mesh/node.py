@@ -20,9 +20,9 @@ from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
 from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef, Record, Standing
 from fluxmesh.mesh.names import Lookup, Names, look_up
-from fluxmesh.mesh.options import MeshWorker
+from fluxmesh.mesh.options import DEFAULT_PORT, MeshWorker
 from fluxmesh.mesh.ports import Ports
-from fluxmesh.mesh.seal import make_seals
+from fluxmesh.mesh.seal import SALT_BYTES
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.thread import LoopThread
 from fluxmesh.mesh.view import (
@@ -297,22 +297,24 @@ class MeshNode:
         self._wall_zero_s = system_clock().wall_us() / 1e6 - loop.time()
         self._begun_ns = int(loop.time() * 1e9)
         self._gone = asyncio.Event()
-        seals = make_seals(self._options.encryption_key, self._label, salt=os.urandom(12))
+        options = self._options
         core = Swim(
             me=self._me,
             address=self._address,
             meta=self._meta,
             timing=self._timing,
-            seeds=self._options.seeds,
+            seeds=options.seeds,
             rng=self._rng,
+            steal_threshold=options.steal_threshold,
+            steal_batch=options.steal_batch,
         )
         self._core = core
         carrier = Carrier(
             core,
             self._ports,
-            envelope=seals,
+            envelope=options.envelope(label=self._label, salt=os.urandom(SALT_BYTES)),
             period_ns=self._timing.period_ns,
-            default_port=self._options.port,
+            default_port=DEFAULT_PORT,
             names=Names(self._lookup),
             rng=self._rng,
             tell=self._tell,
@@ -328,7 +330,7 @@ class MeshNode:
                 {
                     "host": self._address.host,
                     "port": self._address.port,
-                    "sealed": self._options.encryption_key is not None,
+                    "sealed": bool(options.encryption_key),
                     "receive_buffer_bytes": self._ports.receive_buffer_bytes,
                 },
             )

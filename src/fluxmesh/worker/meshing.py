@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, InvalidOption
@@ -29,35 +29,19 @@ PREPARE_S: Final = 10.0  # to look up the names that the own address depends on
 READY_AFTER_S: Final = 1.0  # of readiness, before others may rely on it
 LEAVE_LEAST_S: Final = 0.2  # for the first goodbyes, when there is no grace period
 LEAVE_MOST_S: Final = 3.5  # of a leave: 2 s to spread, 1 s to answer
-PORTS_PER_CHILD: Final = 2
 _log = get_logger("mesh")
 
 
-def mesh_of_settings(settings: Settings, *, child: int = 0) -> MeshWorker | None:
-    """What the settings say of the mesh; None: a worker is in none. `child` is its number among the processes
-    of one worker. Raises InvalidOption."""
-    if not settings.mesh:
+def mesh_of(
+    given: MeshWorker | Literal[False] | None, settings: Settings, *, child: int = 0
+) -> MeshWorker | None:
+    """A worker's part in the mesh: what was given, the settings for the rest. None: it is in no mesh. `child`
+    is its number among the processes of one worker. Raises InvalidOption."""
+    if given is False or (given is None and not settings.mesh):
         return None
     from fluxmesh.mesh.options import MeshWorker
 
-    return MeshWorker(
-        port=settings.mesh_port + PORTS_PER_CHILD * child,
-        seeds=settings.mesh_seeds,
-        steal=settings.mesh_steal,
-        affinity_weight=settings.mesh_affinity_weight,
-        local_buffer=settings.mesh_local_buffer,
-        steal_batch=settings.mesh_steal_batch,
-        steal_threshold=settings.mesh_steal_threshold,
-        virtual_nodes=settings.mesh_virtual_nodes,
-        bind_addr=settings.mesh_bind_addr,
-        advertise_addr=settings.mesh_advertise_addr,
-        encryption_key=settings.mesh_encryption_key,
-        steal_rate_limit=settings.mesh_steal_rate_limit,
-        protocol_period_ms=settings.mesh_protocol_period_ms,
-        indirect_ping_count=settings.mesh_indirect_ping_count,
-        suspicion_multiplier=settings.mesh_suspicion_multiplier,
-        insecure=settings.mesh_insecure,
-    )
+    return (given or MeshWorker()).resolved(settings, child=child)
 
 
 def tell(level: str, event: str, fields: dict[str, object]) -> None:

@@ -345,7 +345,7 @@ def test_a_greeting_says_whose_it_is() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64))
 def test_a_session_raises_on_no_bytes(data: bytes) -> None:
-    for one, other in pairs():
+    for one, _ in pairs():
         one.greeted(data)
         one.greeted(data[:16].ljust(16, b"\0"))
     one, other = greeted(a_session(1), a_session(2))
