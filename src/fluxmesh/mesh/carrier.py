@@ -134,8 +134,8 @@ class Carrier:
         datagrams = self._datagrams
         return {
             **self._core.counters(),
-            "packets_sent": datagrams.sent,
-            "packets_received": datagrams.received,
+            "datagrams_sent": datagrams.sent,
+            "datagrams_received": datagrams.received,
             "bytes_sent": datagrams.sent_bytes,
             "bytes_received": datagrams.received_bytes,
             "send_errors": datagrams.send_errors,

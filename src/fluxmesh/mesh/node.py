@@ -18,7 +18,7 @@ from fluxmesh.clock import system_clock
 from fluxmesh.mesh.carrier import Carrier, Tell
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
-from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef, Record, Standing
+from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef
 from fluxmesh.mesh.names import Lookup, Names, look_up
 from fluxmesh.mesh.options import DEFAULT_PORT, MeshWorker
 from fluxmesh.mesh.ports import Ports
@@ -26,12 +26,12 @@ from fluxmesh.mesh.seal import SALT_BYTES
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.thread import LoopThread
 from fluxmesh.mesh.view import (
-    MemberReport,
     NodeReport,
     Roster,
     Snapshot,
     encode_report,
     member_report,
+    without_noise,
 )
 
 START_S: Final = 10.0
@@ -109,10 +109,11 @@ class MeshNode:
         self._load = Load(worker_id, epoch, 0, capacity=meta.capacity)
         self._posted = False
         self._roster = Roster(self._me, meta)
-        self._snapshot = Snapshot(0, (), frozenset(), {}, 0)
+        self._snapshot = Snapshot(0, (), (), frozenset(), {}, 0)
         self._core_counts: dict[str, int] = {}
-        self._events: dict[str, int] = {}
         self._report_sent: bytes | None = None
+        self._report_told: NodeReport | None = None
+        self._report_pending: NodeReport | None = None
         self._report_at_s = 0.0
         # On the node's thread:
         self._carrier: Carrier | None = None
@@ -120,7 +121,6 @@ class MeshNode:
         self._gone: asyncio.Event
         self._leaving = False
         self._flags_seen = 0
-        self._begun_ns = 0
         self._look: asyncio.TimerHandle | None = None
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -246,8 +246,7 @@ class MeshNode:
             "ring_recalculations": self._snapshot.ring_recalculations,
             "receive_buffer_bytes": self._ports.receive_buffer_bytes,
         }
-        events = {f"events_{kind}": count for kind, count in sorted(dict(self._events).items())}
-        return {**counts, **events, **self._core_counts}
+        return {**counts, **self._core_counts}
 
     def report(self, now_s: float) -> bytes | None:
         """What the next beat shall tell storage of the mesh; None: nothing new, b"": nothing any more.
@@ -261,14 +260,17 @@ class MeshNode:
         waited_s = now_s - self._report_at_s
         if self._report_sent is not None and waited_s < REPORT_EVERY_S * stretch:
             return None
-        told = encode_report(self._full_report(snapshot))
-        if told == self._report_sent and waited_s < REPORT_AGAIN_S * stretch:
+        report = self._full_report(snapshot)
+        told = without_noise(report)
+        if told == self._report_told and waited_s < REPORT_AGAIN_S * stretch:
             return None
-        return told
+        self._report_pending = told
+        return encode_report(report)
 
     def reported(self, report: bytes, now_s: float) -> None:
         """Storage has this report."""
         self._report_sent = report
+        self._report_told = self._report_pending
         self._report_at_s = now_s
 
     def _full_report(self, snapshot: Snapshot) -> NodeReport:
@@ -276,26 +278,15 @@ class MeshNode:
             member_report(
                 view, in_ring=view.record.worker_id in snapshot.in_ring, wall_zero_s=self._wall_zero_s
             )
-            for view in snapshot.members
+            for view in (*snapshot.members, *snapshot.me)
         ]
-        rows.append(self._own_report(snapshot))
         rows.sort(key=lambda row: row.worker_id)
         return NodeReport(members_total=len(rows), members=tuple(rows))
-
-    def _own_report(self, snapshot: Snapshot) -> MemberReport:
-        record = Record(
-            self._me.worker_id, self._me.epoch, 0, Standing.ALIVE, self._address.host, self._address.port, 0
-        )
-        me = MemberView(record, self._meta, self._load, self._begun_ns, answered=True, rtt_ns=None)
-        return member_report(
-            me, in_ring=self._me.worker_id in snapshot.in_ring, wall_zero_s=self._wall_zero_s
-        )
 
     # -- on its own thread -----------------------------------------------------------------------------------
     async def _main(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self._wall_zero_s = system_clock().wall_us() / 1e6 - loop.time()
-        self._begun_ns = int(loop.time() * 1e9)
         self._gone = asyncio.Event()
         options = self._options
         core = Swim(
@@ -363,7 +354,6 @@ class MeshNode:
                 self._look_soon()
 
     def _on_event(self, event: Emit) -> None:
-        self._events[event.kind] = self._events.get(event.kind, 0) + 1
         told = _TOLD.get(event.kind)
         if told is not None:
             level, words = told
@@ -390,10 +380,8 @@ class MeshNode:
         if self._core is None or self._carrier is None:
             return
         now_ns = self._carrier.now_ns()
-        me = self._me.worker_id
         self._flags_seen = self._load.flags
-        members = [view for view in self._core.members(now_ns) if view.record.worker_id != me]
-        self._snapshot = self._roster.look(members, self._flags_seen, now_ns)
+        self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
         self._core_counts = self._carrier.counters()
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
 

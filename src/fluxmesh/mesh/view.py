@@ -85,10 +85,12 @@ def decode_report(data: bytes) -> NodeReport | None:
 
 
 class Snapshot(Struct, frozen=True):
-    """The members at one instant. `in_ring` names the workers that have their place; `rings` are by queue."""
+    """The others, and ourselves, at one instant. `in_ring` names the workers that have their place; `rings`
+    are by queue."""
 
     taken_ns: int
     members: tuple[MemberView, ...]
+    me: tuple[MemberView, ...]  # one; none before the first look
     in_ring: frozenset[str]
     rings: Mapping[str, Ring]
     ring_recalculations: int
@@ -111,7 +113,9 @@ class Roster:
         self._recalculations = 0
 
     def look(self, members: Sequence[MemberView], flags: int, now_ns: int) -> Snapshot:
-        """`members` without ourselves; `flags` are our own."""
+        """`members` as the core lists them; `flags` are our own."""
+        me = tuple(view for view in members if view.record.worker_id == self._me.worker_id)
+        members = tuple(view for view in members if view.record.worker_id != self._me.worker_id)
         entered: dict[str, int] = {}
         weights: dict[str, dict[str, int]] = {queue: {} for queue in self._meta.queues}
         if flags & Flag.READY and not flags & Flag.DRAINING:
@@ -125,7 +129,7 @@ class Roster:
         self._entered = entered
         rings = {queue: self._ring(queue, of_queue) for queue, of_queue in weights.items()}
         self._rings = {queue: self._rings[queue] for queue in rings}
-        return Snapshot(now_ns, tuple(members), frozenset(entered), rings, self._recalculations)
+        return Snapshot(now_ns, members, me, frozenset(entered), rings, self._recalculations)
 
     def _belongs(self, view: MemberView) -> bool:
         record, load = view.record, view.load
@@ -168,7 +172,7 @@ def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> Mem
         queues=() if meta is None else meta.queues,
         in_ring=in_ring,
         answered=view.answered,
-        rtt_ms=None if view.rtt_ns is None else _coarse(view.rtt_ns / 1e6),
+        rtt_ms=round(view.rtt_ns / 1e6, 2) if view.rtt_ns else None,
         capacity=None if meta is None else meta.capacity,
         queued=None if fresh is None else fresh.queued,
         running=None if fresh is None else fresh.running,
@@ -178,6 +182,7 @@ def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> Mem
     )
 
 
-def _coarse(value: float) -> float:
-    """To one figure: a report shall not differ from the last one by noise alone."""
-    return float(f"{value:.1g}")
+def without_noise(report: NodeReport) -> NodeReport:
+    """For comparing two of them: round trips are never the same twice."""
+    quiet = tuple(msgspec.structs.replace(member, rtt_ms=None) for member in report.members)
+    return msgspec.structs.replace(report, members=quiet)
