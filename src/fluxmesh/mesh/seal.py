@@ -328,18 +328,14 @@ class Sealed:
         self._keyring = keyring
         self._sealer = Sealer(keyring, salt=salt)
         self._opener = Opener(keyring)
+        self.seal: Final = self._sealer.seal  # without a step between: every packet takes it
+        self.open: Final = self._opener.open
 
     def use(self, keyring: Keyring) -> None:
         """Change the ring while packets are under way; connections keep the one they began with."""
         self._keyring = keyring
         self._sealer.use(keyring)
         self._opener.use(keyring)
-
-    def seal(self, data: bytes) -> bytes:
-        return self._sealer.seal(data)
-
-    def open(self, data: bytes, now: int) -> bytes | Refusal:
-        return self._opener.open(data, now)
 
     def session(self, nonce: bytes) -> SealedSession:
         return SealedSession(self._keyring, nonce=nonce)

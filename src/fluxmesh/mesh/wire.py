@@ -142,19 +142,20 @@ def decode_packet(data: bytes) -> Packet | str:
     """The packet, or why it is refused. Never raises."""
     if len(data) > DATAGRAM_MAX_BYTES:
         return TOO_LARGE
-    if refusal := _head_refusal(data):
-        return refusal
     try:
         packet = _packet_of(data)
     except msgspec.ValidationError:
-        return OUT_OF_BOUNDS
+        return _head_refusal(data) or OUT_OF_BOUNDS
     except Exception:  # truncated, nested too deeply, not UTF-8: the bytes are a stranger's
-        return MALFORMED
+        return _head_refusal(data) or MALFORMED
+    if packet.version != PROTOCOL:
+        return VERSION
     return _packet_refusal(packet) or packet
 
 
 def _head_refusal(data: bytes) -> str:
-    """The version stands in the second byte of both kinds, so that it can be read whatever follows it."""
+    """Another version may look otherwise in every other way. So it stands in the second byte, of an array of
+    less than 16 items."""
     if len(data) < 2 or data[0] & 0xF0 != 0x90 or data[1] > 0x7F:
         return MALFORMED
     return "" if data[1] == PROTOCOL else VERSION
@@ -212,14 +213,14 @@ def decode_frame(data: bytes) -> StreamFrame | str:
     """The frame, or why it is refused. Never raises."""
     if len(data) > FRAME_MAX_BYTES:
         return TOO_LARGE
-    if refusal := _head_refusal(data):
-        return refusal
     try:
         frame = _frame_of(data)
     except msgspec.ValidationError:
-        return OUT_OF_BOUNDS
+        return _head_refusal(data) or OUT_OF_BOUNDS
     except Exception:  # as above
-        return MALFORMED
+        return _head_refusal(data) or MALFORMED
+    if frame.version != PROTOCOL:
+        return VERSION
     return _frame_refusal(frame) or frame
 
 
