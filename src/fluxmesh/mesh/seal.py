@@ -42,6 +42,7 @@ CIPHERS_MAX: Final = 256  # ready to use; one takes 3 kB, and another is made in
 _SEALED: Final = 0xF1  # none of these begins a msgpack array
 _PLAIN: Final = 0xF0
 _HEADER_BYTES: Final = 24
+_COUNTER: Final = struct.Struct(">Q")
 _NONCE_HEAD: Final = bytes(4)
 _TAG_BYTES: Final = 16
 _WINDOW_MASK: Final = (1 << REPLAY_WINDOW) - 1
@@ -203,9 +204,9 @@ class Opener:
         if len(data) < SEAL_BYTES or data[0] != _SEALED:
             return _of_version(data[0]) if data and data[0] != _SEALED else Refusal.TRUNCATED
         whose = data[1:16]
-        counter = int.from_bytes(data[16:24], "big")
+        (counter,) = _COUNTER.unpack_from(data, 16)
         run = self._runs.get(whose)
-        if run is not None and not run.is_new(counter):
+        if run is not None and counter <= run.highest and not run.is_new(counter):
             return Refusal.REPLAY
         cipher = run.cipher if run is not None else None
         if cipher is None:
