@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from fluxmesh.handle import JobHandle
     from fluxmesh.job import Job, Priority, Status
+    from fluxmesh.mesh.options import MeshWorker
     from fluxmesh.outcome import DeadLetter, JobInterrupted, JobTimeout, RetryAfter, Snooze
     from fluxmesh.queue import Queue
 
@@ -60,6 +61,7 @@ __all__ = [
     "JobNotFound",
     "JobTimeout",
     "JobUnsuccessful",
+    "MeshWorker",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "Priority",
@@ -89,6 +91,7 @@ _HOMES = {
     "JobHandle": "handle",
     "JobInterrupted": "outcome",
     "JobTimeout": "outcome",
+    "MeshWorker": "mesh.options",
     "Priority": "job",
     "Queue": "queue",
     "RetryAfter": "outcome",
