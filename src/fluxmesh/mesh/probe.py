@@ -19,13 +19,14 @@ from fluxmesh.mesh.messages import (
     Standing,
     TcpPing,
 )
-from fluxmesh.mesh.timing import MS
+from fluxmesh.mesh.timing import MS, S
 from fluxmesh.mesh.voice import Pending, Voice
 
 RELAYS_MAX: Final = 256  # pings for others under way; more are left to other helpers
 HELLOS_MAX: Final = 64
+DETOUR_QUIET_NS: Final = 600 * S  # once told, not every period for as long as the short way is shut
 _NACK_AT: Final = 0.8  # of the window
-_WINDOW_MAX_NS: Final = 60_000 * MS
+_WINDOW_MAX_NS: Final = 60 * S
 
 
 @dataclass(slots=True)
@@ -134,6 +135,8 @@ class Prober:
         health.blame(blame_of_silence(helpers=len(probe.helpers), nacks=len(probe.nacks)))
         self.voice.count("probes_unanswered")
         self.membership.suspect(member, now)
+        # Its turn comes again in a round of everybody; what it is accused of it shall hear now.
+        self.hello(member, now)
 
     def on_detour(self, seq: int, now: int) -> None:
         """No direct answer in time: others ask for us, and we ask over TCP."""
@@ -256,10 +259,11 @@ class Prober:
         if way == "tcp":
             self.membership.answered(member)
         if way == "direct":
-            member.by_detour = False
-        elif not member.by_detour:
-            # Once, not every period for as long as the short way is shut.
-            member.by_detour = True
+            return
+        self.voice.count(f"probes_by_{way}")
+        told = member.detour_ns
+        if told is None or now - told >= DETOUR_QUIET_NS:
+            member.detour_ns = now
             self.voice.tell("probe_resolved", member.record, text=text)
 
     def _first_hand(self, sender: NodeRef, rtt_ns: int) -> None:
@@ -287,7 +291,7 @@ class Prober:
         if target is not None:
             self.voice.say(to, ping, target, now)
         else:
-            self.voice.answer_stranger(to, ping, request_bytes=1 << 16)
+            self.voice.say_bare(to, ping)
 
     def on_relay_timer(self, seq: int, now: int) -> None:
         """At 0.8 of the window the asker hears that we at least are well; at its end we stop listening."""

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fluxmesh.config import Settings, load_settings
 from fluxmesh.errors import InvalidOption
-from fluxmesh.mesh.options import NAMES, MeshWorker, keygen, parse_seed
+from fluxmesh.mesh.options import NAMES, NUMBERS, MeshWorker, keygen, parse_seed
 from fluxmesh.mesh.seal import Plain, Refusal, Sealed
 from fluxmesh.mesh.timing import MS
 
@@ -206,6 +207,16 @@ def test_what_is_not_given_is_a_setting_and_what_is_given_is_not() -> None:
     assert options.steal is False
     assert options.encryption_key == (KEY,)
     assert options.virtual_nodes == 150
+
+
+def test_each_option_is_a_setting_with_the_same_default_and_the_same_bounds() -> None:
+    assert MeshWorker().resolved(Settings()) == MeshWorker()
+    for name, (_, least, most) in NUMBERS.items():
+        for value in (least, most):
+            assert getattr(load_settings({f"mesh_{name}": value}), f"mesh_{name}") == value
+        for value in (least - 1, most + 1):
+            with pytest.raises(InvalidOption, match=f"mesh_{name}"):
+                load_settings({f"mesh_{name}": value})
 
 
 def test_each_process_of_a_worker_has_two_ports_of_its_own() -> None:
