@@ -62,7 +62,7 @@ def configure(parser: Parser) -> None:
         "keygen",
         _keygen,
         "make a key for the mesh; it is printed and kept nowhere",
-        "fluxmesh mesh keygen > mesh.key && fluxmesh worker --mesh --mesh-encryption-key @mesh.key",
+        "fluxmesh mesh keygen",
     )
     json_option(keygen)
 
