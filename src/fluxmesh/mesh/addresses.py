@@ -6,7 +6,7 @@ import ipaddress
 from functools import lru_cache
 from typing import Final
 
-KEPT: Final = 1 << 14  # answers remembered; a fleet is smaller
+KEPT: Final = 1 << 14  # answers remembered; most fleets are smaller
 
 
 @lru_cache(maxsize=KEPT)

@@ -47,21 +47,21 @@ class Flag(IntFlag):
     STEALS = 8  # takes part in stealing
 
 
-class Address(Struct, frozen=True, array_like=True, order=True):
+class Address(Struct, frozen=True, array_like=True, gc=False, order=True):
     """Where a node hears datagrams; its streams are one port above."""
 
     host: Host  # an IP address, never a name
     port: Port
 
 
-class NodeRef(Struct, frozen=True, array_like=True, order=True):
+class NodeRef(Struct, frozen=True, array_like=True, gc=False, order=True):
     """One run of one worker. The epoch comes from storage and grows with every run."""
 
     worker_id: Name
     epoch: Count
 
 
-class Record(Struct, frozen=True, array_like=True):
+class Record(Struct, frozen=True, array_like=True, gc=False):
     """A claim about one run of a node: one piece of news. `accuser` says who suspects or declares it (else
     "")."""
 
@@ -95,7 +95,7 @@ class Meta(Struct, frozen=True, array_like=True):
     version: Annotated[str, msgspec.Meta(max_length=40)] = ""  # of the package
 
 
-class Load(Struct, frozen=True, array_like=True):
+class Load(Struct, frozen=True, array_like=True, gc=False):
     """What changes all the time; ordered by (epoch, counter), of which only its subject makes new ones.
 
     `age_ms` grows on the way: a reader adds what it kept the value for before it passes it on.
@@ -114,7 +114,7 @@ class Load(Struct, frozen=True, array_like=True):
     age_ms: Amount = 0
 
 
-class Digest(Struct, frozen=True, array_like=True):
+class Digest(Struct, frozen=True, array_like=True, gc=False):
     """A record without its particulars: enough to see who knows the newer."""
 
     worker_id: Name
@@ -135,7 +135,7 @@ class Ping(Struct, frozen=True, array_like=True, tag=1):
     about: Record | None = None
 
 
-class Ack(Struct, frozen=True, array_like=True, tag=2):
+class Ack(Struct, frozen=True, array_like=True, gc=False, tag=2):
     seq: Count
 
 
