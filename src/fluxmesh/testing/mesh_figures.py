@@ -14,7 +14,13 @@ P50_WITHIN: Final = 0.15
 P99_WITHIN: Final = 0.30
 
 # By the formulas without loss: seconds from a crash to the first Dead, p50 and p99.
-EXPECTED_DEAD_S: Final = {3: (2.8, 3.4), 10: (2.9, 4.3), 100: (4.9, 7.1), 1_000: (6.8, 8.9), 10_000: (8.9, 10.8)}
+EXPECTED_DEAD_S: Final = {
+    3: (2.8, 3.4),
+    10: (2.9, 4.3),
+    100: (4.9, 7.1),
+    1_000: (6.8, 8.9),
+    10_000: (8.9, 10.8),
+}
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -64,7 +70,9 @@ class Figures(Struct, frozen=True, kw_only=True):
         ):
             measured = quantile(self.dead_ns, share) / S
             if abs(measured - wanted) > within * wanted:
-                found.append(f"{self.nodes} nodes: Dead {name} {measured:.2f} s, expected {wanted} s +-{within:.0%}")
+                found.append(
+                    f"{self.nodes} nodes: Dead {name} {measured:.2f} s, expected {wanted} s +-{within:.0%}"
+                )
         return found
 
 

@@ -1,7 +1,7 @@
 """A Monte-Carlo model of the mesh's formulas, for sizes that no simulation of real cores reaches.
 
-It is not the program: it draws when a dead node is probed, how accusations spread and when the wait of a suspicion is
-over, by the same `Timing` that the core uses. Tables call its rows "model".
+It is not the program: it draws when a dead node is probed, how accusations spread and when the wait of a
+suspicion is over, by the same `Timing` that the core uses. Tables call its rows "model".
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class Spread(Struct, frozen=True):
 
 
 def spread(n: int, *, rng: Random, timing: Timing, loss: float = 0.0) -> Spread:
-    """Push gossip: who has news tells `gossip_fanout` peers every `gossip_ns`, and one more with each ping and each
-    ack of a period, until it was sent `sends_of_news(n)` times."""
+    """Push gossip: who has news tells `gossip_fanout` peers every `gossip_ns`, one more with each ping and
+    each ack of a period, until it was sent `sends_of_news(n)` times."""
     limit = sends_of_news(n)
     sends = [0] * n
     heard: list[int] = [-1] * n
     order: list[int] = []
     packets = 0
-    heap: list[tuple[int, int, int]] = [(0, 0, 0)]  # when, kind, node; kind 0 hears, 1 gossips, 2 pings or answers
+    heap: list[tuple[int, int, int]] = [
+        (0, 0, 0)
+    ]  # when, kind, node; kind 0 hears, 1 gossips, 2 pings or answers
     while heap:
         now, kind, node = heappop(heap)
         if kind == 0:
@@ -56,8 +58,8 @@ def spread(n: int, *, rng: Random, timing: Timing, loss: float = 0.0) -> Spread:
         for _ in range(min(fanout, limit - sends[node])):
             sends[node] += 1
             packets += 1
-            peer = rng.randrange(n)
-            if peer != node and heard[peer] < 0 and (not loss or rng.random() >= loss):
+            peer = (node + 1 + rng.randrange(n - 1)) % n
+            if heard[peer] < 0 and (not loss or rng.random() >= loss):
                 heappush(heap, (now + LINK_NS, 0, peer))
         if sends[node] < limit:
             heappush(heap, (now + (timing.gossip_ns if kind == 1 else timing.period_ns), kind, node))
@@ -67,9 +69,9 @@ def spread(n: int, *, rng: Random, timing: Timing, loss: float = 0.0) -> Spread:
 def death(n: int, *, rng: Random, timing: Timing, heard: list[int]) -> int:
     """How long after a crash the first Dead is declared.
 
-    The n - 1 others probe it once each in a round of n - 1 periods, at instants that are even over the round. A probe
-    accuses at the end of its period. The first accuser waits `suspicion_ns(n, C)`, C the accusations that have
-    reached it by then.
+    The n - 1 others probe it once each in a round of n - 1 periods, at instants that are even over the round.
+    A probe accuses at the end of its period. The first accuser waits `suspicion_ns(n, C)`, C the accusations
+    that have reached it by then.
     """
     others = n - 1
     period = timing.period_ns
@@ -81,12 +83,10 @@ def death(n: int, *, rng: Random, timing: Timing, heard: list[int]) -> int:
         accused.append(int(low * round_ns) + period)
     first = accused[0]
     arrivals = sorted(at + rng.choice(heard) for at in accused[1:])
-    confirmations = 0
     deadline = first + timing.suspicion_ns(n, 0)
-    for at in arrivals:
+    for confirmations, at in enumerate(arrivals, start=1):
         if at >= deadline:
             break
-        confirmations += 1
         deadline = max(at, first + timing.suspicion_ns(n, confirmations))
     return deadline
 

@@ -87,23 +87,25 @@ class Simnet:
         self.on_emit: list[OnEmit] = []
         self.captured: deque[tuple[Address, Address, bytes]] | None = None  # what an attacker has overheard
         self.emits: Counter[str] = Counter()
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._sequence = 0
         self._acting = ""
 
     # -- time --------------------------------------------------------------------------------------------
 
-    def push(self, when_ns: int, action: Callable[..., None], *args: Any) -> None:
+    def push(self, when_ns: int, action: Callable[..., object], *args: Any) -> None:
         self._sequence += 1
         heappush(self._heap, (when_ns, self._sequence, action, args))
 
-    def after(self, delay_ns: int, action: Callable[..., None], *args: Any) -> None:
+    def after(self, delay_ns: int, action: Callable[..., object], *args: Any) -> None:
         self.push(self.now + delay_ns, action, *args)
 
     def chance(self, below_ns: int) -> int:
         return int(self.rng.random() * below_ns)
 
-    def run(self, until_ns: int, *, done: Callable[[], bool] | None = None, look_ns: int = 250_000_000) -> bool:
+    def run(
+        self, until_ns: int, *, done: Callable[[], bool] | None = None, look_ns: int = 250_000_000
+    ) -> bool:
         """Goes on to that instant, or until `done` says so, asked every `look_ns`. Answers whether it did."""
         heap = self._heap
         look = self.now if done is not None else until_ns + 1

@@ -1,4 +1,4 @@
-"""The stage on which a plan is played: nodes with their addresses and seeds, and how each fault begins and ends."""
+"""The stage on which a plan is played: nodes, addresses, seeds, and how each fault begins and ends."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ class Stage:
 
     def _spare(self, number: int) -> int:
         """A node whose address nobody has as the only seed."""
-        return number if number >= 2 else min(2, self.plan.nodes - 1) if self.plan.seeds != Seeds.ALL else number
+        return (
+            number if number >= 2 else min(2, self.plan.nodes - 1) if self.plan.seeds != Seeds.ALL else number
+        )
 
     def _living(self) -> int:
         return sum(node.name.startswith("w") and not node.leaving for node in self.net.living)
@@ -172,7 +174,9 @@ class Stage:
 
     def _clock_rate(self, act: Act) -> None:
         for number in range(self.plan.nodes):
-            self.net.push(3 * S, self._set_rate, number, int((self.rng.random() - 0.5) * 1_000 * (1 + act.amount)))
+            self.net.push(
+                3 * S, self._set_rate, number, int((self.rng.random() - 0.5) * 1_000 * (1 + act.amount))
+            )
 
     def _set_rate(self, number: int, ppm: int) -> None:
         node = self._node(number)
@@ -288,8 +292,8 @@ class Stage:
         self.net.start(spec, seal=self.sealing.strange(name))
 
     def _attack(self, act: Act) -> None:
-        """Where packets are sealed, what was tampered with goes to everybody, and all of it has to be refused.
-        Without a seal a bit that is flipped may make a lie of a member: it goes to a core that nobody hears."""
+        """Where packets are sealed, what was tampered with goes to everybody and has to be refused. Without a
+        seal a flipped bit may make a lie of a member: it goes to a core that nobody hears."""
         if act.kind is Kind.JUNK and self.sealing is None and CANARY not in self.net.nodes:
             self.net.dark.add(HOSTILE.host)
             self.net.start(Spec(name=CANARY, host=HOSTILE.host))

@@ -1,8 +1,8 @@
 """What a seed does to a simulated mesh: a plan of faults, drawn before anything runs.
 
-Three severities decide what may be asked for. `clean`: nobody who lives may be suspected. `mild`: at most 5 % of
-datagrams are lost, nodes come, go and crash; nobody who lives may be declared dead. `harsh`: anything; what always holds must
-hold, and after the last fault the tables become one.
+Three severities decide what may be asked for. `clean`: nobody who lives may be suspected. `mild`: at most
+5 % of datagrams are lost, nodes come, go and crash; nobody who lives may be declared dead. `harsh`: anything;
+what always holds must hold, and after the last fault the tables become one.
 """
 
 from __future__ import annotations

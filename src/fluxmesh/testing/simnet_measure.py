@@ -1,4 +1,4 @@
-"""Figures of real cores in virtual time: how soon a death is known, how news spreads, what it costs on the wire."""
+"""Figures of real cores in virtual time: how soon a death is known, how news spreads, what that costs."""
 
 from __future__ import annotations
 
@@ -70,14 +70,20 @@ def measure(
     timing: Timing | None = None,
     make_core: MakeCore = Swim,
 ) -> Figures:
-    """`n` real cores join, stand still, and lose `kills` of themselves: in a small mesh one after the other, each of which
-    comes back; in a large one a second apart, for good."""
+    """`n` real cores join, stand still, and lose `kills` of themselves: in a small mesh one after the other,
+    each of which comes back; in a large one a second apart, for good."""
     timing = timing or Timing()
+    if n > SMALL:
+        kills = min(kills, n // 2)
     net = Simnet(seed=seed, link=link, timing=timing, make_core=make_core)
     rng = Random(f"measure {n} {seed}")
     meter = Meter(net)
     specs = [
-        Spec(name=f"w{i}", host=f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", seeds=("10.0.0.0:7946", "10.0.0.1:7946"))
+        Spec(
+            name=f"w{i}",
+            host=f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}",
+            seeds=("10.0.0.0:7946", "10.0.0.1:7946"),
+        )
         for i in range(n)
     ]
     ramp = max(2 * S, n * S // 50)
@@ -94,7 +100,9 @@ def measure(
     witnesses = {node.name for node in net.living} if n > SMALL else set()
     known = [death for death in deaths if death.dead]
     everywhere = [
-        max(death.dead.values()) - death.at_ns for death in known if len(death.dead) >= (len(witnesses) or n - 1)
+        max(death.dead.values()) - death.at_ns
+        for death in known
+        if len(death.dead) >= (len(witnesses) or n - 1)
     ]
     return Figures(
         nodes=n,
@@ -138,7 +146,10 @@ def _one_by_one(net: Simnet, meter: Meter, rng: Random, kills: int) -> None:
 
 def _is_dead_everywhere(net: Simnet, gone: SimNode) -> bool:
     return all(
-        any(v.record.ref == gone.me and v.record.standing >= Standing.DEAD for v in node.core.members(node.now))
+        any(
+            v.record.ref == gone.me and v.record.standing >= Standing.DEAD
+            for v in node.core.members(node.now)
+        )
         for node in net.living
     )
 

@@ -1,6 +1,6 @@
 """The network of the simulator: how long things take between two hosts, and what never arrives.
 
-All instants and lengths of time are nanoseconds of true time. Chance comes from the generator that is handed in.
+All instants and lengths of time are nanoseconds of true time. Chance comes from the generator handed in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Via(IntFlag):
 
 
 class Link(Struct, frozen=True):
-    """The delays of one kind of network, one way: base (for far ones by pair), even jitter, and a rare long tail."""
+    """Delays of one kind of network, one way: base (of far ones by pair), even jitter, a rare long tail."""
 
     name: str
     base_ns: int
@@ -133,7 +133,7 @@ class Network:
             pair = (source, target) if source < target else (target, source)
             known = self._bases.get(pair)
             if known is None:
-                known = base + xxh3_64_intdigest(f"{pair[0]} {pair[1]}") % link.spread_ns
+                known = base + xxh3_64_intdigest(f"{pair[0]} {pair[1]}".encode()) % link.spread_ns
                 self._bases[pair] = known
             base = known
         random = self._random
@@ -203,4 +203,3 @@ class LocalClock:
     def jump(self, true_ns: int, *, ahead_ns: int) -> None:
         self._base = self.read(true_ns) + ahead_ns
         self._since = true_ns
-

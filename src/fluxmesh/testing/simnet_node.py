@@ -40,7 +40,14 @@ class MakeCore(Protocol):
     """How a core is made; `fluxmesh.mesh.swim.Swim` is the one that is meant."""
 
     def __call__(
-        self, *, me: NodeRef, address: Address, meta: Meta, timing: Timing, seeds: tuple[str, ...], rng: Random
+        self,
+        *,
+        me: NodeRef,
+        address: Address,
+        meta: Meta,
+        timing: Timing,
+        seeds: tuple[str, ...],
+        rng: Random,
     ) -> Core: ...
 
 
@@ -124,7 +131,9 @@ class SimNode:
         if self.frozen:
             self._keep(lambda: self.publish(queued=queued, running=running, flags=flags))
             return
-        load = Load("", 0, 0, queued, running, self.spec.meta.capacity, max(0, queued - 2), 2, 1_000, int(flags))
+        load = Load(
+            "", 0, 0, queued, running, self.spec.meta.capacity, max(0, queued - 2), 2, 1_000, int(flags)
+        )
         self._run("command", None, self.core.command(UpdateLoad(load), self.now))
 
     def receive(self, source: Address, data: bytes) -> None:

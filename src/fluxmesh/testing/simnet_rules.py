@@ -308,8 +308,8 @@ class Rules:
         if awake - since[0] < least - _SLACK_NS:
             raise Violation(
                 "too soon",
-                f"{node.name} declares {name} dead after {(awake - since[0]) / S:.2f} s awake, {least / S:.2f} s is"
-                f" the least with {sorted(heard)}",
+                f"{node.name} declares {name} dead after {(awake - since[0]) / S:.2f} s awake,"
+                f" {least / S:.2f} s is the least with {sorted(heard)}",
                 about=about,
             )
 

@@ -1,4 +1,4 @@
-"""One seed from start to end: a mesh forms, the plan does its worst, all is healed, and the tables must become one."""
+"""One seed from start to end: a mesh forms, the plan does its worst, all heals, tables must become one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fluxmesh.testing.simnet_rules import CANARY, Expect, Rules
 from fluxmesh.testing.simnet_trace import Trace, Violation
 
 STARTS_WITHIN_NS: Final = 2 * S
-# The dead are dialled every 30 s, seeds and what never joined every 60 s; the rest is for gossip, and for a refutation.
+# The dead are dialled every 30 s, seeds and what never joined every 60 s; the rest is for gossip and for a
+# refutation.
 CONVERGES_WITHIN_NS: Final = 90 * S
 QUIET_NS: Final = 4 * S
 
@@ -125,7 +126,9 @@ def _play(net: Simnet, plan: Plan, watch: Rules) -> int:
 def members(net: Simnet) -> list[SimNode]:
     """The nodes that ought to know each other."""
     return [
-        node for node in net.living if node.name != CANARY and not node.spec.realm.startswith("strange") and not node.gone
+        node
+        for node in net.living
+        if node.name != CANARY and not node.spec.realm.startswith("strange") and not node.gone
     ]
 
 

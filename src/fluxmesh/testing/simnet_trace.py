@@ -15,7 +15,7 @@ SHOWN: Final = 40
 
 
 class Violation(AssertionError):
-    """A promise of the mesh was broken. `rule` is its short name, `about` the worker ids that have to do with it."""
+    """A promise of the mesh was broken. `rule` is its short name; `about` are the worker ids it is about."""
 
     def __init__(self, rule: str, message: str, *, about: tuple[str, ...] = ()) -> None:
         super().__init__(f"{rule}: {message}")
@@ -51,7 +51,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def tell(self, about: tuple[str, ...] = (), *, most: int = SHOWN) -> str:
-        """The last events that name all of `about` (else one of it, if those are few), one a line, times in seconds."""
+        """The last events that name all of `about` (one of it, if those are few), one a line, in seconds."""
         lines = [_line(event) for event in self._events]
         if about:
             both = [line for line in lines if all(name in line for name in about)]
