@@ -5,6 +5,7 @@ Nothing here sleeps, reads a clock or draws chance of its own: a run is a functi
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -129,9 +130,8 @@ class Simnet:
             except Violation:
                 raise
             except Exception as error:
-                who = getattr(action, "__self__", None)
-                name = who.name if isinstance(who, SimNode) else str(args[:2])
-                raise Violation("raised", f"{name}: {error!r}", about=(name,)) from error
+                names = tuple(one.name for one in (_owner(action), *args) if isinstance(one, SimNode))
+                raise Violation("raised", f"{', '.join(names)}: {_where(error)}", about=names) from error
         self.now = until_ns
         return done is not None and done()
 
@@ -226,3 +226,15 @@ class Simnet:
     def told(self, who: str, what: str, detail: object) -> None:
         if self.trace is not None:
             self.trace.event(self.now, who, what, detail)
+
+
+def _owner(action: Callable[..., object]) -> object:
+    return getattr(action, "__self__", None)
+
+
+def _where(error: Exception) -> str:
+    """The error and the innermost lines that it came from."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return f"{error!r} in " + " < ".join(
+        f"{f.name} ({f.filename.rpartition('/')[2]}:{f.lineno})" for f in frames[::-1]
+    )

@@ -5,7 +5,7 @@ Everything is judged from outside: by the packets a node sends and is given, and
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import Final
 
 import msgspec
@@ -31,6 +31,7 @@ from fluxmesh.testing.simnet_trace import Trace, Violation, told
 CANARY: Final = "canary"  # is fed with what nobody should believe; no rule about tables holds for it
 TIMERS_A_MEMBER: Final = 6
 TIMERS_MIN: Final = 32
+PINGS_KEPT: Final = 12  # of each target
 CALLS_OPEN_MAX: Final = 64
 _DECODED_MAX: Final = 4_000
 _SLACK_NS: Final = 2 * MS  # of rounding between the clocks of a node and of the world
@@ -58,9 +59,9 @@ class Observer:
         self.known: dict[str, State] = {}
         self.suspected: dict[str, tuple[int, int]] = {}  # awake since when, among how many
         self.accusers: dict[tuple[str, int, int], set[str]] = {}
-        self.pings: dict[int, str] = {}
-        self.pinged: dict[str, tuple[int, int]] = {}  # awake when, seq
-        self.acked: dict[str, int] = {}  # the seq that was answered
+        self.pings: dict[int, tuple[str, int]] = {}  # by seq: whom, awake when
+        self.pinged: dict[str, deque[int]] = {}  # the seqs of the latest, by whatever reason
+        self.acked: set[int] = set()  # answered inside their period
         self.counted: Counter[tuple[str, int, int, int, str]] = Counter()
         self.stranger: tuple[Address, str, int] | None = None
 
@@ -104,7 +105,9 @@ class Rules:
     def sends(self, node: SimNode, effect: Send) -> None:
         data = effect.data
         packet = self._packet(data)
-        self._trace.bytes_event(node.net.now, node.name, "send", data, (effect.to, packet))
+        target = node.net.running.get(effect.to)
+        name = effect.to.host if target is None else target.name
+        self._trace.bytes_event(node.net.now, node.name, "send", data, (name, packet))
         if len(data) > DATAGRAM_MAX_BYTES - SEAL_BYTES:
             raise Violation("budget", f"{node.name} sends {len(data)} bytes", about=(node.name,))
         if node.name == CANARY:
@@ -115,16 +118,18 @@ class Rules:
         seen = self._observers[id(node)]
         message = packet.message
         if type(message) is Ping:
-            target = message.target.worker_id
-            seen.pings[message.seq] = target
-            seen.pinged[target] = (self._awake(node), message.seq)
+            seen.pings[message.seq] = (message.target.worker_id, self._awake(node))
+            seen.pinged.setdefault(message.target.worker_id, deque(maxlen=PINGS_KEPT)).append(message.seq)
         if packet.news:
-            self._count_news(node, seen, packet.news)
+            self._count_news(node, seen, packet.news, name)
 
-    def _count_news(self, node: SimNode, seen: Observer, news: list[Record]) -> None:
-        self.last_news_ns = node.net.now
+    def _count_news(self, node: SimNode, seen: Observer, news: list[Record], receiver: str) -> None:
+        """What is about the sender or the receiver answers what one of them holds, and is no news."""
         counted = seen.counted
         for record in news:
+            if record.worker_id in (node.name, receiver):
+                continue
+            self.last_news_ns = node.net.now
             key = (record.worker_id, record.epoch, record.incarnation, record.standing, record.accuser)
             counted[key] += 1
             if counted[key] > self._expect.news_sends:
@@ -168,11 +173,10 @@ class Rules:
         message = packet.message
         kind = type(message)
         if kind is Ack or kind is AckRelay:
-            target = seen.pings.get(message.seq)  # type: ignore[union-attr]
-            if target is not None and seen.pinged[target][1] == message.seq:  # type: ignore[union-attr]
-                since = self._awake(node) - seen.pinged[target][0]
-                if since < self._timing.period_ns:
-                    seen.acked[target] = message.seq  # type: ignore[union-attr]
+            seq = message.seq  # type: ignore[union-attr]
+            asked = seen.pings.get(seq)
+            if asked is not None and self._awake(node) - asked[1] < self._timing.period_ns:
+                seen.acked.add(seq)
         elif kind is Ping and message.about is not None:  # type: ignore[union-attr]
             self._heard(seen, message.about)  # type: ignore[union-attr]
         for record in packet.news:
@@ -278,13 +282,12 @@ class Rules:
         seen.suspected[name] = (awake, self._size(seen))
         if record.accuser != node.name or cause in {"call", "reply"}:
             return
-        pinged, seq = seen.pinged.get(name, (None, 0))
-        if pinged is None or awake - pinged < self._timing.period_ns - _SLACK_NS:
-            raise Violation(
-                "window", f"{node.name} suspects {name} before the window of its probe ends", about=about
-            )
-        if seen.acked.get(name) == seq:
-            raise Violation("answered", f"{node.name} suspects {name}, which answered {seq}", about=about)
+        over = awake - self._timing.period_ns + _SLACK_NS
+        old = [seq for seq in seen.pinged.get(name, ()) if seen.pings[seq][1] <= over]
+        if not old:
+            raise Violation("window", f"{node.name} suspects {name}, no probe of it is over", about=about)
+        if all(seq in seen.acked for seq in old):
+            raise Violation("answered", f"{node.name} suspects {name}, which answered {old}", about=about)
         seen.accusers.setdefault((name, record.epoch, record.incarnation), set()).add(node.name)
 
     def _check_dead(self, node: SimNode, seen: Observer, record: Record, cause: str) -> None:

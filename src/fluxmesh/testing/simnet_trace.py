@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from xxhash import xxh3_64
 
-from fluxmesh.mesh.messages import Record, Standing
+from fluxmesh.mesh.messages import Message, Packet, Record, Standing, StreamFrame
 from fluxmesh.mesh.timing import S
 
 KEPT: Final = 4_000
 SHOWN: Final = 40
+LINE_MAX: Final = 200
 
 
 class Violation(AssertionError):
@@ -63,7 +64,30 @@ class Trace:
 
 def _line(event: tuple[int, str, str, Any]) -> str:
     now_ns, who, what, detail = event
-    return f"{now_ns / S:10.4f} {who:>6} {what:<8} {detail}"[:240]
+    return f"{now_ns / S:10.4f} {who:>6} {what:<8} {_described(detail)}"[:LINE_MAX]
+
+
+def _described(detail: Any) -> str:
+    if not (isinstance(detail, tuple) and len(detail) == 2 and isinstance(detail[1], Packet | StreamFrame)):
+        return str(detail)
+    to, thing = detail
+    if isinstance(thing, StreamFrame):
+        body = thing.body
+        records = " ".join(told(record) for record in getattr(body, "records", ()))
+        return f"-> {to} {type(body).__name__} {records}"
+    news = " ".join(told(record) for record in thing.news)
+    return f"-> {to} {_message(thing.message)}{' news: ' if news else ''}{news}"
+
+
+def _message(message: Message) -> str:
+    parts = [type(message).__name__, str(getattr(message, "seq", ""))]
+    target = getattr(message, "target", None)
+    if target is not None:
+        parts.append(f"of {target.worker_id}.{target.epoch}")
+    about = getattr(message, "about", None)
+    if about is not None:
+        parts.append(f"about {told(about)}")
+    return " ".join(part for part in parts if part)
 
 
 def told(record: Record) -> str:
