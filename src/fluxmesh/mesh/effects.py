@@ -117,6 +117,8 @@ class MemberView(Struct, frozen=True):
     since_ns: int  # when its standing was last changed here
     answered: bool  # it has answered us directly in this run
     rtt_ns: int | None
+    eligible: bool = False  # living, has answered us and says ready for a second: a place in the ring;
+    #                         a target of stealing only while Alive
 
 
 class Core(Protocol):

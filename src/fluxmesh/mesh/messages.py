@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Struct
 
-from fluxmesh.mesh.timing import MEMBERS_MAX
+from fluxmesh.mesh.timing import MEMBERS_MAX, METAS_MAX
 
 PROTOCOL: Final = 1  # a packet of another version is dropped and counted
 NEWS_MAX: Final = 255  # pieces of news, and loads, in one packet
@@ -208,12 +208,12 @@ class Exchange(Struct, frozen=True, array_like=True, tag=4):
 
     records: Annotated[list[Record], msgspec.Meta(max_length=MEMBERS_MAX)]
     want: Annotated[list[Name], msgspec.Meta(max_length=MEMBERS_MAX)]
-    metas: Annotated[dict[Name, Meta], msgspec.Meta(max_length=MEMBERS_MAX)] = {}
+    metas: Annotated[list[Meta], msgspec.Meta(max_length=METAS_MAX)] = []  # each once: a hash names its Meta
 
 
 class Records(Struct, frozen=True, array_like=True, tag=5):
     records: Annotated[list[Record], msgspec.Meta(max_length=MEMBERS_MAX)]
-    metas: Annotated[dict[Name, Meta], msgspec.Meta(max_length=MEMBERS_MAX)] = {}
+    metas: Annotated[list[Meta], msgspec.Meta(max_length=METAS_MAX)] = []
 
 
 class MetaGet(Struct, frozen=True, array_like=True, tag=6):

@@ -15,6 +15,7 @@ DATAGRAM_MAX_BYTES: Final = 1_200  # sealed, with everything in: fits WireGuard 
 SEAL_BYTES: Final = 40  # what sealing adds
 META_MAX_BYTES: Final = 512
 FRAME_MAX_BYTES: Final = 1 << 20
+METAS_MAX: Final = 256  # in one frame: an eighth of it at the most
 MEMBERS_MAX: Final = 20_000  # rows of the table, the dead with it
 SCORE_MAX: Final = 7  # local health: 0 is well
 TOMBSTONE_NS: Final = 24 * 3_600 * S
@@ -38,15 +39,21 @@ class Timing(Struct, frozen=True, kw_only=True):
         """Lifeguard's minimum: multiplier * max(1, log10 n) * T."""
         return int(self.suspicion_multiplier * max(1.0, math.log10(max(n, 1))) * self.period_ns)
 
+    def confirmations(self, n: int) -> int:
+        """K, the confirmations a suspicion can hope for: multiplier - 2, or none if fewer others are there
+        to give them."""
+        expected = self.suspicion_multiplier - 2
+        return expected if 0 < expected <= n - 2 else 0
+
     def suspicion_ns(self, n: int, confirmations: int) -> int:
         """Lifeguard: max(Smin, Smax - (Smax - Smin) * ln(C+1) / ln(K+1)), Smax = 6 Smin, K = multiplier - 2;
         with fewer than K others who could confirm, the wait is Smin."""
         shortest = self.suspicion_min_ns(n)
-        expected = self.suspicion_multiplier - 2
-        if expected <= 0 or n - 2 < expected:
+        expected = self.confirmations(n)
+        if not expected:
             return shortest
         longest = 6 * shortest
-        share = math.log(confirmations + 1) / math.log(expected + 1)
+        share = math.log(min(confirmations, expected) + 1) / math.log(expected + 1)
         return max(shortest, int(longest - (longest - shortest) * share))
 
     def push_pull_every_ns(self, n: int) -> int:

@@ -237,10 +237,8 @@ def _frame_refusal(frame: StreamFrame) -> str:
             return _target_refusal(body)
 
 
-def _metas_refusal(metas: dict[str, Meta]) -> str:
-    if any(map(name_refusal, metas)):
-        return BAD_NAME
-    return BAD_META if any(map(meta_refusal, metas.values())) else ""
+def _metas_refusal(metas: list[Meta]) -> str:
+    return BAD_META if any(map(meta_refusal, metas)) else ""
 
 
 # --- particulars ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fluxmesh.mesh.effects import Leave
 from fluxmesh.mesh.messages import Address, Standing
 from fluxmesh.mesh.timing import MS, S
 from fluxmesh.testing.simnet import Simnet
-from fluxmesh.testing.simnet_faults import Act, Kind, Plan, Seeds, Severity
+from fluxmesh.testing.simnet_faults import CHAOS_TO_NS, Act, Kind, Plan, Seeds, Severity
 from fluxmesh.testing.simnet_network import Via
 from fluxmesh.testing.simnet_node import Seal, SimNode, Spec
 from fluxmesh.testing.simnet_rules import CANARY
@@ -242,7 +242,7 @@ class Stage:
             return
         node.command(Leave())
         if act.kind is Kind.REJOIN:
-            self.net.after(4 * S + act.length_ns, self.start, number)
+            self.net.push(min(self.net.now + 4 * S + act.length_ns, CHAOS_TO_NS), self.start, number)
         if self.plan.severity is not Severity.HARSH:
             witnesses = [other for other in self.net.living if other.name.startswith("w")]
             self.net.after(LEFT_BY_NS, self._is_given_up, node, witnesses, Standing.LEFT)

@@ -224,7 +224,7 @@ def _act(rng: Random, kind: Kind, nodes: int, severity: Severity) -> Act:
         case Kind.STALL:
             length = rng.randrange(200 * MS, 2 * S)
         case Kind.CRASH | Kind.RESTART | Kind.MOVE | Kind.REJOIN:
-            length = rng.choice((100 * MS, S, 5 * S, 12 * S)) + rng.randrange(S)
+            length = min(CHAOS_TO_NS - at, rng.choice((100 * MS, S, 5 * S, 12 * S)) + rng.randrange(S))
         case _:
             pass
     if kind in (Kind.PARTITION, Kind.ISLANDS):

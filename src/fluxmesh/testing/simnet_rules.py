@@ -121,13 +121,13 @@ class Rules:
             seen.pings[message.seq] = (message.target.worker_id, self._awake(node))
             seen.pinged.setdefault(message.target.worker_id, deque(maxlen=PINGS_KEPT)).append(message.seq)
         if packet.news:
-            self._count_news(node, seen, packet.news, name)
+            self._count_news(node, seen, packet.news, effect.to, name)
 
-    def _count_news(self, node: SimNode, seen: Observer, news: list[Record], receiver: str) -> None:
+    def _count_news(self, node: SimNode, seen: Observer, news: list[Record], to: Address, receiver: str) -> None:
         """What is about the sender or the receiver answers what one of them holds, and is no news."""
         counted = seen.counted
         for record in news:
-            if record.worker_id in (node.name, receiver):
+            if record.worker_id in (node.name, receiver) or record.address == to:
                 continue
             self.last_news_ns = node.net.now
             key = (record.worker_id, record.epoch, record.incarnation, record.standing, record.accuser)
@@ -280,7 +280,7 @@ class Rules:
             raise Violation("no suspicion", f"{node.name} holds {told(record)}", about=about)
         awake = self._awake(node)
         seen.suspected[name] = (awake, self._size(seen))
-        if record.accuser != node.name or cause in {"call", "reply"}:
+        if record.accuser != node.name or cause != "timer":
             return
         over = awake - self._timing.period_ns + _SLACK_NS
         old = [seq for seq in seen.pinged.get(name, ()) if seen.pings[seq][1] <= over]

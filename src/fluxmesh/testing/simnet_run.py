@@ -23,6 +23,7 @@ STARTS_WITHIN_NS: Final = 2 * S
 # The dead are dialled every 30 s, seeds and what never joined every 60 s; the rest is for gossip and for a
 # refutation.
 CONVERGES_WITHIN_NS: Final = 90 * S
+SETTLE_NS: Final = 6 * S  # what the last faults began: a probe of a slow observer takes up to 8 periods
 QUIET_NS: Final = 4 * S
 
 
@@ -111,6 +112,7 @@ def _play(net: Simnet, plan: Plan, watch: Rules) -> int:
             about=tuple(sorted(node.name for node in members(net))[:1]),
         )
     healed_in = net.now - healed_at
+    net.run(net.now + SETTLE_NS)
     watch.relax(
         Expect(no_dead=True, no_suspect=True, news_sends=sends_of_news(plan.nodes + 6))
     )  # the network is whole

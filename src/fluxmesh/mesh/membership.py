@@ -1,0 +1,259 @@
+"""What is believed of whom: each claim that is heard, its consequences, and our own answer to claims about
+us."""
+
+from __future__ import annotations
+
+import random
+from typing import Final, Protocol
+
+from fluxmesh.mesh.addresses import host_refusal
+from fluxmesh.mesh.detector import Suspicion
+from fluxmesh.mesh.member import INCARNATION_MAX, Member, outranks, softened, with_standing
+from fluxmesh.mesh.messages import Address, NodeRef, Record, Standing
+from fluxmesh.mesh.voice import Voice
+
+GREETINGS_MAX: Final = 3  # pings out of turn to a node that has not answered us yet
+
+
+class Watcher(Protocol):
+    """Who has to know of changes of the table."""
+
+    def came(self, member: Member, now: int) -> None:
+        """A node is living that was not, or lives in another run."""
+
+    def described(self, member: Member, now: int) -> None:
+        """The particulars of a living node may have changed."""
+
+    def returned(self, member: Member, now: int) -> None:
+        """One that was dead here lives after all: the two of us may have been in different islands."""
+
+
+class Membership:
+    """The table, the suspicions, and the one place where a claim becomes belief."""
+
+    def __init__(self, *, voice: Voice, rng: random.Random, watcher: Watcher) -> None:
+        self.voice = voice
+        self.table = voice.table
+        self.is_fenced = False
+        self.ungreeted: dict[int, Member] = {}
+        self._rng = rng
+        self._watcher = watcher
+
+    # --- claims of others -------------------------------------------------------------------------------
+
+    def hear(self, claim: Record, now: int, *, teller: Member | None = None) -> None:
+        """News that came with a packet."""
+        if claim.incarnation > INCARNATION_MAX or host_refusal(claim.host):
+            self.voice.count("claims_unusable")
+        elif claim.worker_id == self.voice.me.worker_id:
+            self._answer(claim, now, teller)
+        else:
+            self._weigh(claim, self.table.rows.get(claim.worker_id), now)
+
+    def hear_exchanged(self, claim: Record, now: int, *, teller: str) -> None:
+        """A record that came by push-pull: as old as its holder's table. The dead of others are suspects
+        here, and of nobody we never heard of do we learn that way that he is dead."""
+        row = self.table.rows.get(claim.worker_id)
+        if row is None and claim.standing >= Standing.DEAD and claim.worker_id != self.voice.me.worker_id:
+            return
+        self.hear(softened(claim, teller), now)
+
+    def suspect(self, member: Member, now: int) -> None:
+        """Our own probe of it found no answer."""
+        record = member.record
+        self._weigh(with_standing(record, Standing.SUSPECT, self.voice.me.worker_id), member, now)
+
+    def _weigh(self, claim: Record, row: Member | None, now: int) -> None:
+        held = row.record if row is not None else None
+        if outranks(claim, held):
+            self._adopt(claim, row, now)
+        elif row is not None and row.suspicion is not None and _is_same_accusation(claim, row.record):
+            self._confirm(claim, row)
+
+    def _confirm(self, claim: Record, row: Member) -> None:
+        """Another accuser of a suspect: the wait gets shorter, and others shall know, too."""
+        suspicion = row.suspicion
+        if suspicion is None or claim.accuser == claim.worker_id:
+            return
+        if suspicion.confirm(claim.accuser, timing=self.voice.timing):
+            self.voice.news.put(claim)
+            self.voice.arm(("suspicion", row.number), suspicion.deadline_ns(self.voice.timing))
+
+    def _adopt(self, claim: Record, row: Member | None, now: int) -> None:
+        before = row.record if row is not None else None
+        member = self.table.put(claim, now)
+        if member is None:
+            self.voice.count("table_full")
+            return
+        if member.suspicion is not None:
+            member.suspicion = None
+            self.voice.disarm(("suspicion", member.number))
+        self.voice.news.put(claim)
+        self._tell_change(before, member)
+        if claim.standing == Standing.SUSPECT:
+            self._start_suspicion(member, now)
+        if member.is_living:
+            is_new_run = before is None or before.epoch != claim.epoch
+            was_gone = before is not None and before.standing >= Standing.DEAD
+            if is_new_run or was_gone:
+                self._watcher.came(member, now)
+            if is_new_run or not member.answered:
+                self.greet_later(member)
+            if was_gone and not is_new_run:
+                self._watcher.returned(member, now)
+            self._watcher.described(member, now)
+        else:
+            self.ungreeted.pop(member.number, None)
+
+    def _tell_change(self, before: Record | None, member: Member) -> None:
+        record, tell = member.record, self.voice.tell
+        living_before = before is not None and before.standing <= Standing.SUSPECT
+        if member.is_living and before is None:
+            tell("discovered", record)
+        elif member.is_living and before is not None and before.epoch != record.epoch:
+            tell("restarted", record, text=f"run {before.epoch} was replaced")
+        if record.standing == Standing.SUSPECT:
+            tell("suspected", record, text=f"accused by {record.accuser}")
+        elif record.standing == Standing.ALIVE:
+            if before is not None and before.epoch == record.epoch and before.standing != Standing.ALIVE:
+                tell("refuted", record)
+        elif record.standing == Standing.LEFT and before is not None and before.standing != Standing.LEFT:
+            tell("left", record)
+        elif record.standing == Standing.DEAD and living_before:
+            tell("dead", record, text=f"declared by {record.accuser}")
+
+    # --- suspicions -------------------------------------------------------------------------------------
+
+    def _start_suspicion(self, member: Member, now: int) -> None:
+        member.suspicion = Suspicion(now, self.table.population, [member.record.accuser])
+        deadline = member.suspicion.deadline_ns(self.voice.timing)
+        self.voice.arm(("suspicion", member.number), deadline)
+
+    def on_suspicion_timer(self, number: int, now: int) -> None:
+        member = self.table.numbers.get(number)
+        if member is None or member.suspicion is None:
+            return
+        deadline = member.suspicion.deadline_ns(self.voice.timing)
+        if now < deadline:
+            self.voice.arm(("suspicion", number), deadline)
+            return
+        dead = with_standing(member.record, Standing.DEAD, self.voice.me.worker_id)
+        self._adopt(dead, member, now)
+        # If it lives and only we do not hear it, it shall say so while others still do.
+        self.voice.correct(member.address, member, now)
+
+    def push_out(self, late_ns: int) -> None:
+        """We stood still: everybody we suspect gets that time back."""
+        for member in self.table.living:
+            if member.suspicion is not None:
+                member.suspicion.push_out(late_ns)
+                deadline = member.suspicion.deadline_ns(self.voice.timing)
+                self.voice.arm(("suspicion", member.number), deadline)
+
+    def end_suspicions(self) -> None:
+        for member in self.table.living:
+            if member.suspicion is not None:
+                member.suspicion = None
+                self.voice.disarm(("suspicion", member.number))
+
+    # --- greetings --------------------------------------------------------------------------------------
+
+    def greet_later(self, member: Member) -> None:
+        if member.greetings < GREETINGS_MAX:
+            self.ungreeted[member.number] = member
+
+    def to_greet(self, count: int) -> list[Member]:
+        """The next to be pinged out of turn; whoever was greeted often enough is left to the probes."""
+        picked: list[Member] = []
+        for number in list(self.ungreeted)[:count]:
+            member = self.ungreeted.pop(number)
+            member.greetings += 1
+            picked.append(member)
+            self.greet_later(member)
+        return picked
+
+    def answered(self, member: Member) -> None:
+        """It has answered us itself."""
+        member.answered = True
+        self.ungreeted.pop(member.number, None)
+
+    # --- ourselves --------------------------------------------------------------------------------------
+
+    def _answer(self, claim: Record, now: int, teller: Member | None) -> None:
+        """A claim about us. Only we raise our incarnation, and only above a claim that would win."""
+        own = self.voice.record
+        if claim.epoch > own.epoch:
+            self.fence(claim)
+        elif not outranks(claim, own):
+            if claim.epoch != own.epoch or claim.incarnation != own.incarnation or claim.standing:
+                self.voice.count("claims_about_us_outdated")
+                _owe(teller)
+        else:
+            self._raise_above(claim.incarnation)
+            _owe(teller)
+            if claim.standing != Standing.ALIVE:
+                # Whoever was slow to answer is slow to hear as well.
+                self.voice.health.blame(1)
+                word = Standing(claim.standing).name.lower()
+                self.voice.tell("accused", claim, text=f"called {word} by {claim.accuser or 'itself'}")
+
+    def meet_own_id(self, sender: NodeRef, incarnation: int, src: Address) -> None:
+        """Somebody speaks under our id: ourselves by an echo, an older run, or the one that replaced us."""
+        self.voice.count("met_our_own_id")
+        if sender.epoch > self.voice.me.epoch:
+            alive = int(Standing.ALIVE)
+            self.fence(Record(sender.worker_id, sender.epoch, incarnation, alive, src.host, src.port, 0))
+
+    def fence(self, claim: Record) -> None:
+        if not self.is_fenced:
+            self.is_fenced = True
+            self.voice.tell("fenced", claim, text=f"run {claim.epoch} of this id is there")
+
+    def _raise_above(self, incarnation: int) -> None:
+        own = self.voice.record
+        self.announce(
+            Record(
+                own.worker_id,
+                own.epoch,
+                incarnation + 1,
+                own.standing,
+                own.host,
+                own.port,
+                own.meta_hash,
+            )
+        )
+
+    def describe(self, meta_hash: int) -> None:
+        """Our particulars have changed."""
+        own = self.voice.record
+        if own.meta_hash != meta_hash:
+            self.announce(
+                Record(
+                    own.worker_id,
+                    own.epoch,
+                    own.incarnation + 1,
+                    own.standing,
+                    own.host,
+                    own.port,
+                    meta_hash,
+                )
+            )
+
+    def announce(self, record: Record) -> None:
+        """From now on we say this of ourselves."""
+        self.voice.record = record
+        self.voice.news.put(record)
+
+
+def _is_same_accusation(claim: Record, held: Record) -> bool:
+    """Whether both suspect the same incarnation, so that only the accuser can be new."""
+    return (
+        claim.standing == held.standing == Standing.SUSPECT
+        and claim.epoch == held.epoch
+        and claim.incarnation == held.incarnation
+    )
+
+
+def _owe(teller: Member | None) -> None:
+    if teller is not None:
+        teller.owed = True

@@ -1,0 +1,308 @@
+"""Who is asked for a sign of life, when, by which ways; what we ask for others."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from fluxmesh.mesh.detector import RoundTrips, blame_of_silence
+from fluxmesh.mesh.member import Member
+from fluxmesh.mesh.membership import Membership
+from fluxmesh.mesh.messages import (
+    AckRelay,
+    Address,
+    Nack,
+    NodeRef,
+    Ping,
+    PingReq,
+    Standing,
+    TcpPing,
+)
+from fluxmesh.mesh.timing import MS
+from fluxmesh.mesh.voice import Pending, Voice
+
+RELAYS_MAX: Final = 256  # pings for others under way; more are left to other helpers
+HELLOS_MAX: Final = 64
+_NACK_AT: Final = 0.8  # of the window
+_WINDOW_MAX_NS: Final = 60_000 * MS
+
+
+@dataclass(slots=True)
+class Probe:
+    """The question of this period."""
+
+    seq: int
+    ref: NodeRef
+    number: int
+    to: Address
+    sent_ns: int
+    ends_ns: int
+    answered: str = ""  # by which way: "direct", "relay", "tcp"
+    has_detoured: bool = False
+    helpers: list[str] = field(default_factory=list)
+    nacks: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Relay:
+    """A ping on behalf of another."""
+
+    seq: int  # of the one who asked
+    asker: NodeRef
+    reply_to: Address
+    target: NodeRef
+    ends_ns: int
+    is_nacked: bool = False
+
+
+class Order:
+    """Round-robin over a shuffled list: everybody once before anybody twice, a newcomer at a random place of
+    what is left of the round."""
+
+    def __init__(self, *, rng: random.Random) -> None:
+        self._rng = rng
+        self._list: list[Member] = []
+        self._next = 0
+
+    def add(self, member: Member) -> None:
+        if not member.listed:
+            member.listed = True
+            place = self._next + self._rng.randrange(len(self._list) - self._next + 1)
+            self._list.insert(place, member)
+
+    def pick(self, living: list[Member]) -> Member | None:
+        """The next to be probed; None when nobody lives."""
+        for _ in range(2):
+            while self._next < len(self._list):
+                member = self._list[self._next]
+                self._next += 1
+                member.listed = False
+                if member.is_living:
+                    return member
+            self._list = list(living)
+            self._rng.shuffle(self._list)
+            self._next = 0
+            for member in self._list:
+                member.listed = True
+        return None
+
+
+class Prober:
+    """One probe a period, its detours and its verdict; and the pings that we send for others."""
+
+    def __init__(self, *, voice: Voice, membership: Membership, rng: random.Random) -> None:
+        self.voice = voice
+        self.membership = membership
+        self.order = Order(rng=rng)
+        self.round_trips = RoundTrips()
+        self.open: Probe | None = None
+        self.relays: dict[int, Relay] = {}
+        self.hellos: dict[int, tuple[NodeRef, int]] = {}
+        self._rng = rng
+
+    # --- the period -------------------------------------------------------------------------------------
+
+    def on_round(self, now: int) -> None:
+        """The end of a period: a verdict on the last probe, then the next one."""
+        self._judge(now)
+        voice = self.voice
+        period = voice.timing.period_ns * voice.health.factor
+        voice.arm(("round", 0), now + period)
+        member = self.order.pick(voice.table.living)
+        if member is None:
+            return
+        seq = voice.new_seq()
+        self.open = Probe(seq, member.ref, member.number, member.address, now, now + period)
+        patience = self.round_trips.patience_ns(voice.timing.period_ns) * voice.health.factor
+        voice.arm(("detour", seq), now + patience)
+        voice.ping(member, seq, now)
+
+    def _judge(self, now: int) -> None:
+        probe, self.open = self.open, None
+        if probe is None:
+            return
+        health = self.voice.health
+        if probe.answered == "direct":
+            health.blame(-1)
+        if probe.answered:
+            return
+        self.voice.disarm(("detour", probe.seq))
+        member = self.voice.table.numbers.get(probe.number)
+        if member is None or not member.is_living or member.ref != probe.ref:
+            return  # another said so meanwhile, or it lives in another run
+        health.blame(blame_of_silence(helpers=len(probe.helpers), nacks=len(probe.nacks)))
+        self.voice.count("probes_unanswered")
+        self.membership.suspect(member, now)
+
+    def on_detour(self, seq: int, now: int) -> None:
+        """No direct answer in time: others ask for us, and we ask over TCP."""
+        probe = self.open
+        if probe is None or probe.seq != seq or probe.answered or probe.has_detoured:
+            return
+        member = self.voice.table.numbers.get(probe.number)
+        if member is None or member.ref != probe.ref:
+            return
+        probe.has_detoured = True
+        left = probe.ends_ns - now
+        window_ms = max(1, left // MS)
+        for helper in self._helpers(member):
+            probe.helpers.append(helper.record.worker_id)
+            request = PingReq(seq, probe.ref, probe.to.host, probe.to.port, window_ms)
+            self.voice.say(helper.address, request, helper, now)
+        about = None if member.record.standing == Standing.ALIVE else member.record
+        pending = Pending("tcp_ping", probe.to, ref=probe.ref, number=seq)
+        self.voice.call(TcpPing(probe.ref, about), pending, max(MS, left))
+
+    def _helpers(self, target: Member) -> list[Member]:
+        """The Alive first; a suspect is asked only where there are too few, because a small cluster needs
+        every witness."""
+        count = self.voice.timing.indirect_ping_count
+        table = self.voice.table
+
+        def is_well(row: Member) -> bool:
+            return row is not target and row.record.standing == Standing.ALIVE
+
+        helpers = table.choose(self._rng, count, is_well)
+        if len(helpers) < count:
+            more = table.choose(
+                self._rng,
+                count - len(helpers),
+                lambda row: row is not target and row.record.standing == Standing.SUSPECT,
+            )
+            helpers += more
+        return helpers
+
+    def on_send_failed(self, to: Address, now: int) -> None:
+        """A ping that did not even leave is a direct probe without an answer."""
+        probe = self.open
+        if probe is not None and probe.to == to and not probe.answered:
+            self.voice.disarm(("detour", probe.seq))
+            self.on_detour(probe.seq, now)
+
+    def void(self, now: int) -> None:
+        """We stood still: whatever is open says nothing about others."""
+        if self.open is not None:
+            self.voice.disarm(("detour", self.open.seq))
+            self.open = None
+        for seq in self.relays:
+            self.voice.disarm(("relay", seq))
+        self.relays.clear()
+        self.hellos.clear()
+        self.voice.arm(("round", 0), now + self.voice.timing.period_ns)
+
+    def stop(self) -> None:
+        if self.open is not None:
+            self.voice.disarm(("detour", self.open.seq))
+            self.open = None
+        self.voice.disarm(("round", 0))
+
+    # --- signs of life ----------------------------------------------------------------------------------
+
+    def hello(self, member: Member, now: int) -> None:
+        """A ping out of turn: no verdict hangs on it."""
+        if len(self.hellos) >= HELLOS_MAX:
+            del self.hellos[next(iter(self.hellos))]
+        seq = self.voice.new_seq()
+        self.hellos[seq] = (member.ref, now)
+        self.voice.ping(member, seq, now)
+
+    def on_ack(self, seq: int, sender: NodeRef, now: int) -> None:
+        probe = self.open
+        if probe is not None and probe.seq == seq and probe.ref == sender:
+            if probe.answered != "direct":
+                self._was_answered(probe, "direct", now)
+                self._first_hand(sender, now - probe.sent_ns)
+        elif (hello := self.hellos.get(seq)) is not None and hello[0] == sender:
+            del self.hellos[seq]
+            self._first_hand(sender, now - hello[1])
+        elif (relay := self.relays.get(seq)) is not None and relay.target == sender:
+            self._end_relay(seq)
+            asker = self.voice.table.find(relay.asker)
+            if asker is not None:
+                self.voice.say(relay.reply_to, AckRelay(relay.seq, relay.target), asker, now)
+        else:
+            self.voice.count("acks_late")
+
+    def on_ack_relay(self, message: AckRelay, sender: NodeRef, now: int) -> None:
+        probe = self.open
+        if probe is None or probe.seq != message.seq or probe.ref != message.target:
+            self.voice.count("acks_late")
+        elif sender.worker_id in probe.helpers and not probe.answered:
+            self._was_answered(probe, "relay", now, f"answered by way of {sender.worker_id}")
+
+    def on_nack(self, seq: int, sender: NodeRef) -> None:
+        """Counts once for each helper that was asked for this probe."""
+        probe = self.open
+        if probe is None or probe.seq != seq:
+            return
+        if sender.worker_id in probe.helpers and sender.worker_id not in probe.nacks:
+            probe.nacks.append(sender.worker_id)
+
+    def on_tcp_ack(self, pending: Pending, now: int) -> None:
+        probe = self.open
+        if probe is None or probe.seq != pending.number or probe.ref != pending.ref or probe.answered:
+            return
+        self._was_answered(
+            probe, "tcp", now, "answered over TCP and not over UDP: is UDP blocked on the way?"
+        )
+
+    def _was_answered(self, probe: Probe, way: str, now: int, text: str = "") -> None:
+        probe.answered = way
+        self.voice.disarm(("detour", probe.seq))
+        member = self.voice.table.numbers.get(probe.number)
+        if member is None or member.ref != probe.ref:
+            return
+        if way == "tcp":
+            self.membership.answered(member)
+        if way == "direct":
+            member.by_detour = False
+        elif not member.by_detour:
+            # Once, not every period for as long as the short way is shut.
+            member.by_detour = True
+            self.voice.tell("probe_resolved", member.record, text=text)
+
+    def _first_hand(self, sender: NodeRef, rtt_ns: int) -> None:
+        self.round_trips.note(rtt_ns)
+        member = self.voice.table.find(sender)
+        if member is not None:
+            self.membership.answered(member)
+            member.rtt_ns = rtt_ns if member.rtt_ns is None else (7 * member.rtt_ns + rtt_ns) // 8
+
+    # --- for others -------------------------------------------------------------------------------------
+
+    def on_ping_req(self, message: PingReq, asker: Member, src: Address, now: int) -> None:
+        if len(self.relays) >= RELAYS_MAX:
+            self.voice.count("relays_crowded_out")
+            return
+        window = min(message.window_ms * MS, _WINDOW_MAX_NS)
+        seq = self.voice.new_seq()
+        self.relays[seq] = Relay(message.seq, asker.ref, src, message.target, now + window)
+        self.voice.arm(("relay", seq), now + int(window * _NACK_AT))
+        ping = Ping(seq, message.target)
+        target = self.voice.table.find(message.target)
+        if target is not None and target.record.standing != Standing.ALIVE:
+            ping = Ping(seq, message.target, target.record)
+        to = Address(message.host, message.port)
+        if target is not None:
+            self.voice.say(to, ping, target, now)
+        else:
+            self.voice.answer_stranger(to, ping, request_bytes=1 << 16)
+
+    def on_relay_timer(self, seq: int, now: int) -> None:
+        """At 0.8 of the window the asker hears that we at least are well; at its end we stop listening."""
+        relay = self.relays.get(seq)
+        if relay is None:
+            return
+        if relay.is_nacked:
+            del self.relays[seq]
+            return
+        relay.is_nacked = True
+        self.voice.arm(("relay", seq), relay.ends_ns)
+        asker = self.voice.table.find(relay.asker)
+        if asker is not None:
+            self.voice.say(relay.reply_to, Nack(relay.seq), asker, now)
+
+    def _end_relay(self, seq: int) -> None:
+        del self.relays[seq]
+        self.voice.disarm(("relay", seq))

@@ -1,0 +1,443 @@
+"""The core as its shell sees it: every input goes in here and is handed to the part that it concerns.
+
+`member` holds the table, `membership` decides what is believed, `probe` looks for signs of life, `gossip` and
+`loads` are what is told, `pushpull`, `joining` and `particulars` speak over TCP, `voice` is how all of them
+speak.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import Enum, auto
+from typing import Final
+
+from fluxmesh.mesh.calls import Calls
+from fluxmesh.mesh.effects import (
+    Command,
+    Effect,
+    Join,
+    Leave,
+    MemberView,
+    Reply,
+    Timer,
+    UpdateLoad,
+    UpdateMeta,
+)
+from fluxmesh.mesh.joining import REDIAL_NS, Joiner
+from fluxmesh.mesh.loads import aged, is_eligible, known_load, says_ready
+from fluxmesh.mesh.member import Member, with_standing
+from fluxmesh.mesh.membership import Membership
+from fluxmesh.mesh.messages import (
+    Ack,
+    AckRelay,
+    Address,
+    Message,
+    Meta,
+    Nack,
+    NodeRef,
+    Packet,
+    Ping,
+    PingReq,
+    Record,
+    Standing,
+)
+from fluxmesh.mesh.particulars import Particulars
+from fluxmesh.mesh.probe import Prober
+from fluxmesh.mesh.pushpull import PushPull
+from fluxmesh.mesh.surge import Surge
+from fluxmesh.mesh.timing import MS, Timing
+from fluxmesh.mesh.voice import Voice
+from fluxmesh.mesh.wire import decode_packet, meta_hash
+
+
+class Phase(Enum):
+    IDLE = auto()  # before Join: nothing is sent, nothing heard
+    PRESENT = auto()
+    LEAVING = auto()  # the news of our leave is on its way
+    LINGERING = auto()  # it is out; pings are answered for a little while
+    GONE = auto()
+    FENCED = auto()  # our id belongs to a newer run; whatever we said would be said in its name
+
+
+_HEARS: Final = frozenset({Phase.PRESENT, Phase.LEAVING, Phase.LINGERING})
+
+
+class Swim:
+    """One node of the mesh, without any I/O: see `effects.Core` for its obligations.
+
+    `me` is this run, `address` where others reach it, `seeds` are handed to the shell as they are whenever
+    they are to be looked up. `rng` is the only source of chance. A surplus above `steal_threshold +
+    steal_batch` is told at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: NodeRef,
+        address: Address,
+        meta: Meta,
+        timing: Timing,
+        seeds: tuple[str, ...],
+        rng: random.Random,
+        incarnation: int = 0,
+        steal_threshold: int = 2,
+        steal_batch: int = 4,
+    ) -> None:
+        record = Record(
+            me.worker_id,
+            me.epoch,
+            incarnation,
+            int(Standing.ALIVE),
+            address.host,
+            address.port,
+            meta_hash(meta),
+        )
+        self.phase = Phase.IDLE
+        self.timing = timing
+        self.voice = Voice(record=record, timing=timing)
+        self.table = self.voice.table
+        self.membership = Membership(voice=self.voice, rng=rng, watcher=self)
+        self.particulars = Particulars(voice=self.voice, rng=rng, meta=meta)
+        self.prober = Prober(voice=self.voice, membership=self.membership, rng=rng)
+        self.pushpull = PushPull(
+            voice=self.voice, membership=self.membership, particulars=self.particulars, rng=rng
+        )
+        self.joiner = Joiner(
+            voice=self.voice,
+            pushpull=self.pushpull,
+            prober=self.prober,
+            rng=rng,
+            seeds=seeds,
+            address=address,
+        )
+        self._rng = rng
+        self.surge = Surge(voice=self.voice, rng=rng, above=steal_threshold + steal_batch)
+        self.calls = Calls(
+            voice=self.voice,
+            membership=self.membership,
+            prober=self.prober,
+            pushpull=self.pushpull,
+            particulars=self.particulars,
+            joiner=self.joiner,
+        )
+        self._gossip_is_armed = False
+        self._gossip_goes_on = False
+        self._born_ns = 0
+
+    # --- questions --------------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> NodeRef:
+        return self.voice.me
+
+    @property
+    def record(self) -> Record:
+        """What we say of ourselves."""
+        return self.voice.record
+
+    def members(self, now: int) -> list[MemberView]:
+        """Ourselves first, then everybody else, the dead and those who left with them."""
+        own = self.voice.loads.own
+        born = self.voice.loads.own_born_ns
+        ready = own is not None and says_ready(own) and self.phase is Phase.PRESENT
+        ours = None if own is None else aged(own, (now - born) // MS)
+        views = [MemberView(self.record, self.particulars.own, ours, self._born_ns, True, 0, ready)]
+        views += [
+            MemberView(
+                row.record,
+                self.particulars.of(row.record),
+                known_load(row, now),
+                row.since_ns,
+                row.answered,
+                row.rtt_ns,
+                is_eligible(row, now),
+            )
+            for row in self.table.rows.values()
+        ]
+        return views
+
+    def counters(self) -> dict[str, int]:
+        """What happened so far, and how full everything is now."""
+        living = self.table.living
+        return {
+            **self.voice.counts,
+            "members_living": len(living),
+            "members_suspect": sum(row.suspicion is not None for row in living),
+            "members_gone": len(self.table.tombs),
+            "news_queued": len(self.voice.news),
+            "news_dropped": self.voice.news.dropped,
+            "health_score": self.voice.health.score,
+            "relays_open": len(self.prober.relays),
+            "calls_open": len(self.voice.calls),
+        }
+
+    # --- datagrams --------------------------------------------------------------------------------------
+
+    def on_packet(self, src: Address, data: bytes, now: int) -> list[Effect]:
+        if self.phase not in _HEARS:
+            return []
+        packet = decode_packet(data)
+        if isinstance(packet, str):
+            self.voice.count(f"packets_refused_{packet}")
+        elif packet.sender.worker_id == self.me.worker_id:
+            self.membership.meet_own_id(packet.sender, packet.incarnation, src)
+        else:
+            self.voice.count("packets_received")
+            self._on_packet(packet, src, len(data), now)
+        return self._done(now)
+
+    def _on_packet(self, packet: Packet, src: Address, size: int, now: int) -> None:
+        ours = self._hear(packet, now)
+        sender, message = packet.sender, packet.message
+        row = self.table.rows.get(sender.worker_id)
+        if row is None or row.record.epoch < sender.epoch:
+            self._on_stranger(message, src, size)
+            return
+        if row.record.epoch > sender.epoch:
+            # An older run that does not know yet. It is told, unless that is what it was telling us.
+            if not ours:
+                self.voice.correct(src, row, now)
+            return
+        for claim in ours:
+            self.membership.hear(claim, now, teller=row)
+        if self.membership.is_fenced:
+            return
+        if packet.incarnation > row.record.incarnation:
+            row.behind = True
+        for load in packet.loads:
+            self.surge.hear(load, now)
+        self._on_message(message, row, src, now)
+        is_answered = isinstance(message, Ping) and message.target == self.me
+        # An Ack has told it already; who told us that we are down is not told the same for it.
+        if not is_answered and (row.owed or not (row.is_living or ours)):
+            self.voice.correct(src, row, now)
+
+    def _hear(self, packet: Packet, now: int) -> list[Record]:
+        """Take in the news; answers the claims about ourselves, which are weighed when it is known who made
+        them."""
+        ours: list[Record] = []
+        for record in packet.news:
+            if record.worker_id == self.me.worker_id:
+                ours.append(record)
+            else:
+                self.membership.hear(record, now)
+        message = packet.message
+        about = message.about if isinstance(message, Ping) else None
+        if about is not None and about.worker_id == self.me.worker_id:
+            ours.append(about)
+        return ours
+
+    def _on_stranger(self, message: Message, src: Address, size: int) -> None:
+        self.voice.count("packets_of_strangers")
+        if isinstance(message, Ping) and message.target == self.me:
+            self.voice.answer_stranger(src, Ack(message.seq), size)
+
+    def _on_message(self, message: Message, row: Member, src: Address, now: int) -> None:
+        match message:
+            case Ping(seq=seq, target=target):
+                if target == self.me:
+                    self.voice.say(src, Ack(seq), row, now)
+                else:
+                    self.voice.count("pings_for_others")
+                    row.owed = row.owed or target.worker_id == self.me.worker_id
+            case Ack(seq=seq):
+                self.prober.on_ack(seq, row.ref, now)
+            case PingReq():
+                self.prober.on_ping_req(message, row, src, now)
+            case AckRelay():
+                self.prober.on_ack_relay(message, row.ref, now)
+            case Nack(seq=seq):
+                self.prober.on_nack(seq, row.ref)
+            case _:
+                pass  # Gossip: all it says stands behind it
+
+    def on_send_failed(self, to: Address, now: int) -> list[Effect]:
+        if self.phase in _HEARS:
+            self.voice.count("sends_failed")
+            self.prober.on_send_failed(to, now)
+        return self._done(now)
+
+    # --- calls ------------------------------------------------------------------------------------------
+
+    def on_call(self, call: int, src: Address, frame: bytes, now: int) -> list[Effect]:
+        if self.phase in _HEARS:
+            self.calls.on_call(call, src, frame, now)
+        else:
+            self.voice.put(Reply(call, None))
+        return self._done(now)
+
+    def on_reply(self, call: int, frame: bytes | None, now: int) -> list[Effect]:
+        pending = self.voice.calls.pop(call, None)
+        if pending is not None and self.phase in _HEARS:
+            self.calls.on_reply(call, pending, frame, now)
+        return self._done(now)
+
+    def on_resolved(self, addresses: dict[str, list[Address]], now: int) -> list[Effect]:
+        if self.phase is Phase.PRESENT:
+            self.joiner.on_resolved(addresses)
+        return self._done(now)
+
+    # --- timers -----------------------------------------------------------------------------------------
+
+    def on_timer(self, timer: Timer, now: int) -> list[Effect]:
+        purpose, number = timer
+        if self.phase is Phase.PRESENT:
+            self._on_timer(purpose, number, now)
+        elif self.phase in _HEARS:
+            self._on_parting_timer(purpose, number, now)
+        return self._done(now)
+
+    def _on_timer(self, purpose: str, number: int, now: int) -> None:
+        match purpose:
+            case "round":
+                self.voice.loads.renew(now)
+                self.prober.on_round(now)
+            case "detour":
+                self.prober.on_detour(number, now)
+            case "suspicion":
+                self.membership.on_suspicion_timer(number, now)
+            case "gossip":
+                self._on_gossip_timer(now)
+            case "relay":
+                self.prober.on_relay_timer(number, now)
+            case "meta":
+                self.particulars.on_timer(now)
+            case "surge":
+                self.surge.on_timer(now)
+            case "push_pull":
+                self.joiner.on_push_pull_timer(now)
+            case "seeds":
+                self.joiner.on_seeds_timer(now)
+            case "redial":
+                self._sweep(now)
+                self.joiner.on_redial_timer(now)
+
+    def _on_parting_timer(self, purpose: str, number: int, now: int) -> None:
+        match purpose:
+            case "gossip":
+                self._on_gossip_timer(now)
+            case "relay":
+                self.prober.on_relay_timer(number, now)
+            case "leave":
+                self._linger(now)
+            case "linger":
+                self._go()
+
+    def _on_gossip_timer(self, now: int) -> None:
+        """Greet those who have not answered us yet, and tell the news to a few others by chance."""
+        self._gossip_is_armed = False
+        self._gossip_goes_on = True
+        fanout = self.timing.gossip_fanout
+        greeted = self.membership.to_greet(fanout) if self.phase is Phase.PRESENT else []
+        for member in greeted:
+            self.prober.hello(member, now)
+        for member in self.table.choose(
+            self._rng, fanout - len(greeted), lambda row: all(row is not one for one in greeted)
+        ):
+            if not len(self.voice.news):
+                break
+            self.voice.gossip(member, now)
+        if self.phase is Phase.LEAVING and self.voice.news.sends(self.me.worker_id) is None:
+            self._linger(now)
+
+    def _sweep(self, now: int) -> None:
+        for member in self.table.expire(now):
+            self.voice.tell("forgotten", member.record)
+        self.particulars.sweep(now)
+
+    def on_stall(self, late_ns: int, now: int) -> list[Effect]:
+        """We stood still for `late_ns`; the shell has handed over what waited in the socket. Silence in that
+        time was our own."""
+        if self.phase is Phase.PRESENT:
+            self.voice.count("stalls")
+            self.voice.health.blame(1)
+            self.prober.void(now)
+            self.membership.push_out(late_ns)
+        return self._done(now)
+
+    # --- commands ---------------------------------------------------------------------------------------
+
+    def command(self, command: Command, now: int) -> list[Effect]:
+        match command:
+            case Join():
+                self._join(now)
+            case Leave():
+                self._leave(now)
+            case UpdateLoad(load=load):
+                self.surge.update(load, now, is_present=self.phase is Phase.PRESENT)
+            case UpdateMeta(meta=meta):
+                self.membership.describe(self.particulars.set_own(meta))
+        return self._done(now)
+
+    def _join(self, now: int) -> None:
+        if self.phase is not Phase.IDLE:
+            return
+        self.phase = Phase.PRESENT
+        self._born_ns = now
+        period = self.timing.period_ns
+        self.voice.arm(("round", 0), now + int(self._rng.random() * period))
+        self.voice.arm(("push_pull", 0), now + int(self._rng.random() * self.timing.push_pull_ns))
+        self.voice.arm(("redial", 0), now + int(self._rng.random() * REDIAL_NS))
+        self.joiner.on_seeds_timer(now)
+
+    def _leave(self, now: int) -> None:
+        if self.phase is Phase.IDLE:
+            self._go()
+        if self.phase is not Phase.PRESENT:
+            return
+        self.phase = Phase.LEAVING
+        self.membership.announce(with_standing(self.record, Standing.LEFT, ""))
+        self.membership.end_suspicions()
+        self.prober.stop()
+        for purpose in ("push_pull", "seeds", "redial", "meta", "surge"):
+            self.voice.disarm((purpose, 0))
+        if not self.table.living:
+            self._go()
+            return
+        self.voice.arm(("leave", 0), now + self.timing.leave_ns)
+        self._on_gossip_timer(now)
+
+    def _linger(self, now: int) -> None:
+        if self.phase is Phase.LEAVING:
+            self.phase = Phase.LINGERING
+            self.voice.disarm(("leave", 0))
+            self.voice.arm(("linger", 0), now + self.timing.linger_ns)
+
+    def _go(self) -> None:
+        self.phase = Phase.GONE
+        self.voice.disarm(("gossip", 0))
+        self.voice.tell("gone", self.record)
+
+    # --- what the table tells us ------------------------------------------------------------------------
+
+    def came(self, member: Member, now: int) -> None:
+        self.prober.order.add(member)
+
+    def described(self, member: Member, now: int) -> None:
+        self.particulars.described(member, now)
+
+    def returned(self, member: Member, now: int) -> None:
+        self.joiner.returned(member, now)
+
+    # --- the end of every input -------------------------------------------------------------------------
+
+    def _done(self, now: int) -> list[Effect]:
+        if self.membership.is_fenced and self.phase in _HEARS:
+            self.phase = Phase.FENCED
+        if not self._gossip_is_armed and self.phase in _HEARS:
+            self._arm_gossip(now)
+        self._gossip_goes_on = False
+        return self.voice.take()
+
+    def _arm_gossip(self, now: int) -> None:
+        """While there is news or somebody to greet. The first tick comes at a random place of its interval,
+        so that a fleet does not speak in one voice."""
+        if not self.table.living:
+            self.voice.news.clear()  # there is nobody to tell; whoever comes compares tables
+        if not (len(self.voice.news) or self.membership.ungreeted):
+            return
+        self._gossip_is_armed = True
+        wait = self.timing.gossip_ns
+        if not self._gossip_goes_on:
+            wait = int(self._rng.random() * wait)
+        self.voice.arm(("gossip", 0), now + wait)

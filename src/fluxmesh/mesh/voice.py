@@ -1,0 +1,187 @@
+"""How this node speaks: packets with what rides behind them, calls and their answers, the timers it sets."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from fluxmesh.mesh.detector import Health
+from fluxmesh.mesh.effects import Arm, Call, Disarm, Effect, Emit, EventKind, Reply, Send, Timer
+from fluxmesh.mesh.gossip import News
+from fluxmesh.mesh.loads import Loads
+from fluxmesh.mesh.member import Member, Table
+from fluxmesh.mesh.messages import (
+    PROTOCOL,
+    Address,
+    Frame,
+    Gossip,
+    Load,
+    Message,
+    Meta,
+    NodeRef,
+    Packet,
+    Ping,
+    Record,
+    Standing,
+    StreamFrame,
+)
+from fluxmesh.mesh.timing import DATAGRAM_MAX_BYTES, SEAL_BYTES, Timing, sends_of_news
+from fluxmesh.mesh.wire import encode_frame, encode_packet
+
+BUDGET_BYTES: Final = DATAGRAM_MAX_BYTES - SEAL_BYTES
+NEWS_PER_PACKET: Final = 24  # looked at; the budget decides how many go
+CALLS_MAX: Final = 64  # under way at once
+_COUNTERS_MAX: Final = 256
+
+CallKind = Literal["compare", "exchange", "meta", "tcp_ping"]
+
+
+class Pending(Struct, frozen=True):
+    """A call under way: what for, to whom, and what its answer is to be held against."""
+
+    kind: CallKind
+    to: Address
+    why: str = ""
+    ref: NodeRef | None = None
+    number: int = 0  # a sequence number, or a hash
+
+
+class Voice:
+    """Everything that leaves the core goes through here; `take` hands it over."""
+
+    def __init__(self, *, record: Record, timing: Timing) -> None:
+        self.me = record.ref
+        self.record = record  # our own, as we want to be known
+        self.timing = timing
+        self.table = Table()
+        self.news = News(record.worker_id)
+        self.loads = Loads(record.ref)
+        self.health = Health()
+        self.counts: dict[str, int] = {}
+        self.calls: dict[int, Pending] = {}
+        self._out: list[Effect] = []
+        self._next_call = 1
+        self._next_seq = 1
+
+    # --- effects ----------------------------------------------------------------------------------------
+
+    def take(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out
+
+    def arm(self, timer: Timer, at_ns: int) -> None:
+        self._out.append(Arm(timer, at_ns))
+
+    def disarm(self, timer: Timer) -> None:
+        self._out.append(Disarm(timer))
+
+    def put(self, effect: Effect) -> None:
+        self._out.append(effect)
+
+    def tell(
+        self,
+        kind: EventKind,
+        record: Record | None = None,
+        *,
+        meta: Meta | None = None,
+        load: Load | None = None,
+        text: str = "",
+    ) -> None:
+        self.count(f"event_{kind}")
+        self._out.append(Emit(kind, record, meta, load, text))
+
+    def count(self, name: str) -> None:
+        if name in self.counts or len(self.counts) < _COUNTERS_MAX:
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def new_seq(self) -> int:
+        self._next_seq += 1
+        return self._next_seq - 1
+
+    # --- datagrams --------------------------------------------------------------------------------------
+
+    def ping(self, member: Member, seq: int, now: int) -> None:
+        """Ask a member for a sign of life, and tell it what we hold about it, so that it can say no."""
+        about = None if member.record.standing == Standing.ALIVE else member.record
+        self.say(member.address, Ping(seq, member.ref, about), member, now)
+
+    def gossip(self, member: Member, now: int) -> None:
+        self.say(member.address, Gossip(), member, now)
+
+    def say(self, to: Address, message: Message, peer: Member, now: int) -> None:
+        """One datagram to a node that we know, with as much behind it as fits: what it must know of itself
+        and of us, then news, then loads."""
+        first = self._due(peer, message)
+        news = first
+        if len(self.news):
+            due = {record.worker_id for record in first}
+            news = first + [r for r in self.news.candidates(NEWS_PER_PACKET) if r.worker_id not in due]
+        head = Packet(PROTOCOL, self.me, self.record.incarnation, message)
+        data, told, _ = encode_packet(head, news, self.loads.to_tell(peer, now), BUDGET_BYTES)
+        if told:
+            limit = sends_of_news(self.table.population)
+            self.news.sent((record.worker_id for record in news[:told]), limit=limit)
+        self._send(to, data)
+
+    def surge(self, member: Member, now: int) -> None:
+        """Our load, at once, and nothing that could crowd it out."""
+        head = Packet(PROTOCOL, self.me, self.record.incarnation, Gossip())
+        data, _, _ = encode_packet(head, (), self.loads.to_tell(member, now), BUDGET_BYTES)
+        self._send(member.address, data)
+
+    def answer_stranger(self, to: Address, message: Message, request_bytes: int) -> None:
+        """The bare message, and not even that if it is larger than what was asked: nobody shall be flooded
+        in our name."""
+        data, _, _ = encode_packet(
+            Packet(PROTOCOL, self.me, self.record.incarnation, message), (), (), BUDGET_BYTES
+        )
+        if len(data) <= request_bytes:
+            self._send(to, data)
+        else:
+            self.count("stranger_unanswered")
+
+    def correct(self, to: Address, row: Member, now: int) -> None:
+        """Tell `to` unasked what we hold of the row it claims to be, or of ourselves: once a period and row
+        at the most."""
+        last = row.notice_ns
+        if last is not None and now - last < self.timing.period_ns:
+            return
+        row.notice_ns = now
+        self.count("notices_sent")
+        head = Packet(PROTOCOL, self.me, self.record.incarnation, Gossip())
+        data, _, _ = encode_packet(head, (row.record, self.record), (), BUDGET_BYTES)
+        self._send(to, data)
+
+    def _due(self, peer: Member, message: Message) -> list[Record]:
+        due = []
+        told_by_ping = isinstance(message, Ping) and message.about is not None
+        if (peer.behind or peer.record.standing != Standing.ALIVE) and not told_by_ping:
+            due.append(peer.record)
+        if peer.owed or not peer.answered or self.record.standing == Standing.LEFT:
+            due.append(self.record)
+        peer.owed = peer.behind = False
+        return due
+
+    def _send(self, to: Address, data: bytes) -> None:
+        self.count("packets_sent")
+        self._out.append(Send(to, data))
+
+    # --- calls ------------------------------------------------------------------------------------------
+
+    def call(self, body: Frame, pending: Pending, timeout_ns: int) -> int | None:
+        """Ask over TCP; None when too much is under way already."""
+        if len(self.calls) >= CALLS_MAX:
+            self.count("calls_crowded_out")
+            return None
+        number = self._next_call
+        self._next_call += 1
+        self.calls[number] = pending
+        self._out.append(Call(number, pending.to, self.frame(number, body), timeout_ns))
+        return number
+
+    def reply(self, call: int, number: int, body: Frame) -> None:
+        self._out.append(Reply(call, self.frame(number, body)))
+
+    def frame(self, number: int, body: Frame) -> bytes:
+        return encode_frame(StreamFrame(PROTOCOL, self.me, self.record.incarnation, number, body))
