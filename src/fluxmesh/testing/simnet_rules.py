@@ -123,7 +123,9 @@ class Rules:
         if packet.news:
             self._count_news(node, seen, packet.news, effect.to, name)
 
-    def _count_news(self, node: SimNode, seen: Observer, news: list[Record], to: Address, receiver: str) -> None:
+    def _count_news(
+        self, node: SimNode, seen: Observer, news: list[Record], to: Address, receiver: str
+    ) -> None:
         """What is about the sender or the receiver answers what one of them holds, and is no news."""
         counted = seen.counted
         for record in news:
