@@ -182,8 +182,7 @@ class Rules:
         elif kind is Ping and message.about is not None:  # type: ignore[union-attr]
             self._heard(seen, message.about)  # type: ignore[union-attr]
         for record in packet.news:
-            if record.standing == Standing.SUSPECT:
-                self._heard(seen, record)
+            self._heard(seen, record)
 
     def asked(self, node: SimNode, caller: SimNode, frame: bytes) -> None:
         self._heard_frame(node, frame)
@@ -199,6 +198,8 @@ class Rules:
                 self._heard(seen, record)
 
     def _heard(self, seen: Observer, record: Record) -> None:
+        if record.standing not in (Standing.SUSPECT, Standing.DEAD):
+            return
         key = (record.worker_id, record.epoch, record.incarnation)
         seen.accusers.setdefault(key, set()).add(record.accuser)
 
