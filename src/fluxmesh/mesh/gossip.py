@@ -47,7 +47,7 @@ class News:
     def drop(self, worker_id: str) -> None:
         slot = self.slots.pop(worker_id, None)
         if slot is not None:
-            del self._bucket(slot)[worker_id]
+            self._take_out(slot)
 
     def clear(self) -> None:
         self.slots.clear()
@@ -78,7 +78,7 @@ class News:
             slot = self.slots.get(worker_id)
             if slot is None:
                 continue
-            del self._bucket(slot)[worker_id]
+            self._take_out(slot)
             slot.sends += 1
             if slot.sends >= limit:
                 del self.slots[worker_id]
@@ -91,9 +91,15 @@ class News:
             self._buckets.append({})
         return self._buckets[index]
 
+    def _take_out(self, slot: Slot) -> None:
+        bucket = self._bucket(slot)
+        del bucket[slot.record.worker_id]
+        if not bucket:
+            bucket.clear()  # an emptied dict keeps the room of its best days, a cleared one does not
+
     def _in_order(self) -> Iterator[Slot]:
         for bucket in self._buckets:
-            yield from bucket.values()
+            yield from reversed(bucket.values())
 
     def _drop_most_told(self) -> None:
         for bucket in reversed(self._buckets):

@@ -67,9 +67,9 @@ class Member:
     rtt_ns: int | None = None
     position: int = -1  # among the living, else -1
     listed: bool = False  # stands in the order of probes
-    by_detour: bool = False  # its last answer came round a corner, and that was told
     owed: bool = False  # it holds something old of us: our own record goes with the next packet
     behind: bool = False  # it speaks of a newer incarnation than we hold: tell it what we hold
+    detour_ns: int | None = None  # when it was last told that it answers only round a corner
     notice_ns: int | None = None  # when it was last told something unasked
     suspicion: Suspicion | None = None
     load: Load | None = None
@@ -85,9 +85,10 @@ class Member:
     def take(self, record: Record, now: int) -> None:
         """Adopt a record that outranks. Another run starts with nothing known first-hand."""
         if record.epoch != self.record.epoch:
-            self.answered = self.by_detour = self.owed = self.behind = False
+            self.answered = self.owed = self.behind = False
             self.greetings = 0
             self.rtt_ns = self.load = self.ready_since_ns = self.told_hash = None
+            self.detour_ns = None
         if record.standing != self.record.standing or record.epoch != self.record.epoch:
             self.since_ns = now
         if record.standing >= Standing.DEAD:

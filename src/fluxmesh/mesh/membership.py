@@ -163,19 +163,22 @@ class Membership:
             self.ungreeted[member.number] = member
 
     def to_greet(self, count: int) -> list[Member]:
-        """The next to be pinged out of turn; whoever was greeted often enough is left to the probes."""
-        picked: list[Member] = []
-        for number in list(self.ungreeted)[:count]:
-            member = self.ungreeted.pop(number)
+        """Some to be pinged out of turn, by chance: were it the oldest first, a fleet that starts together
+        would tell all its news to the same few. Whoever was greeted often enough is left to the probes."""
+        waiting = list(self.ungreeted.values())
+        picked = waiting if len(waiting) <= count else self._rng.sample(waiting, count)
+        for member in picked:
             member.greetings += 1
-            picked.append(member)
-            self.greet_later(member)
+            if member.greetings >= GREETINGS_MAX:
+                del self.ungreeted[member.number]
         return picked
 
     def answered(self, member: Member) -> None:
         """It has answered us itself."""
         member.answered = True
         self.ungreeted.pop(member.number, None)
+        if not self.ungreeted:
+            self.ungreeted.clear()  # gives back the room that a whole fleet of newcomers took
 
     # --- ourselves --------------------------------------------------------------------------------------
 

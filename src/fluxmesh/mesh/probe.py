@@ -19,13 +19,14 @@ from fluxmesh.mesh.messages import (
     Standing,
     TcpPing,
 )
-from fluxmesh.mesh.timing import MS
+from fluxmesh.mesh.timing import MS, S
 from fluxmesh.mesh.voice import Pending, Voice
 
 RELAYS_MAX: Final = 256  # pings for others under way; more are left to other helpers
 HELLOS_MAX: Final = 64
+DETOUR_QUIET_NS: Final = 600 * S  # once told, not every period for as long as the short way is shut
 _NACK_AT: Final = 0.8  # of the window
-_WINDOW_MAX_NS: Final = 60_000 * MS
+_WINDOW_MAX_NS: Final = 60 * S
 
 
 @dataclass(slots=True)
@@ -256,10 +257,11 @@ class Prober:
         if way == "tcp":
             self.membership.answered(member)
         if way == "direct":
-            member.by_detour = False
-        elif not member.by_detour:
-            # Once, not every period for as long as the short way is shut.
-            member.by_detour = True
+            return
+        self.voice.count(f"probes_by_{way}")
+        told = member.detour_ns
+        if told is None or now - told >= DETOUR_QUIET_NS:
+            member.detour_ns = now
             self.voice.tell("probe_resolved", member.record, text=text)
 
     def _first_hand(self, sender: NodeRef, rtt_ns: int) -> None:

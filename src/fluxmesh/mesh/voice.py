@@ -30,7 +30,7 @@ from fluxmesh.mesh.timing import DATAGRAM_MAX_BYTES, SEAL_BYTES, Timing, sends_o
 from fluxmesh.mesh.wire import encode_frame, encode_packet
 
 BUDGET_BYTES: Final = DATAGRAM_MAX_BYTES - SEAL_BYTES
-NEWS_PER_PACKET: Final = 24  # looked at; the budget decides how many go
+NEWS_PER_PACKET: Final = 40  # looked at; the budget decides how many go
 CALLS_MAX: Final = 64  # under way at once
 _COUNTERS_MAX: Final = 256
 
@@ -115,8 +115,10 @@ class Voice:
         first = self._due(peer, message)
         news = first
         if len(self.news):
-            due = {record.worker_id for record in first}
-            news = first + [r for r in self.news.candidates(NEWS_PER_PACKET) if r.worker_id not in due]
+            skip = {record.worker_id for record in first}
+            if len(self.table.living) > 1:
+                skip.add(peer.record.worker_id)  # that it is well it knows; the telling is for others
+            news = first + [r for r in self.news.candidates(NEWS_PER_PACKET) if r.worker_id not in skip]
         head = Packet(PROTOCOL, self.me, self.record.incarnation, message)
         data, told, _ = encode_packet(head, news, self.loads.to_tell(peer, now), BUDGET_BYTES)
         if told:
