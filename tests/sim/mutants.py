@@ -253,9 +253,7 @@ def nobody_is_dialled_again(patch: Patch) -> None:
             on_timer(self, now)
 
     patch.setattr(Joiner, "on_seeds_timer", until_joined)
-    patch.setattr(
-        Joiner, "on_redial_timer", lambda self, now: self.voice.arm(("redial", 0), now + 30 * S)
-    )
+    patch.setattr(Joiner, "on_redial_timer", lambda self, now: self.voice.arm(("redial", 0), now + 30 * S))
 
 
 @mutant

@@ -140,7 +140,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 def draw(seed: int, *, nodes: int | None = None) -> Plan:
     """The plan of a seed: the same for ever, as long as this function stays."""
     rng = Random(f"plan of {seed}")
-    count = nodes or min(rng.randint(NODES_MIN, NODES_MAX), rng.randint(NODES_MIN, NODES_MAX))
+    count = nodes or rng.randint(NODES_MIN, NODES_MAX)
     severity = rng.choices(tuple(Severity), weights=(20, 35, 45))[0]
     sealed = rng.random() < SEALED_SHARE
     kinds = _kinds(rng, severity, count, sealed=sealed)
@@ -163,14 +163,14 @@ def draw(seed: int, *, nodes: int | None = None) -> Plan:
 
 
 def _kinds(rng: Random, severity: Severity, nodes: int, *, sealed: bool) -> tuple[Kind, ...]:
-    pool = list(CLEAN) + (list(SEALED) if sealed else [])
+    pool = list(CLEAN)
     if severity is not Severity.CLEAN:
         pool += MILD
     if severity is Severity.HARSH:
         pool += HARSH
     if nodes < 4 and severity is Severity.CLEAN:
         pool = [kind for kind in pool if kind not in _ALONE]  # there is nobody who could help
-    chosen = rng.sample(pool, rng.randint(1, 5))
+    chosen = rng.sample(pool, rng.randint(1, 6))
     if severity is Severity.HARSH:
         chosen[0] = rng.choice(HARSH)
     elif severity is Severity.MILD:
@@ -178,6 +178,8 @@ def _kinds(rng: Random, severity: Severity, nodes: int, *, sealed: bool) -> tupl
         chosen = [kind for kind in chosen if kind not in _ALONE or nodes >= 6]
     elif sum(kind in _ALONE for kind in chosen) > 1:
         chosen.remove(Kind.UDP_CUT)
+    if sealed:
+        chosen.append(rng.choice(SEALED))
     return tuple(dict.fromkeys(chosen))
 
 
