@@ -145,7 +145,7 @@ class Table:
         """Forget tombstones that are over."""
         gone = []
         for row in list(self.tombs.values()):
-            if now - row.since_ns < TOMBSTONE_NS and len(self.tombs) <= TOMBSTONES_MAX:
+            if now - row.since_ns < TOMBSTONE_NS:
                 break
             self._forget(row)
             gone.append(row)

@@ -135,6 +135,8 @@ class Prober:
         health.blame(blame_of_silence(helpers=len(probe.helpers), nacks=len(probe.nacks)))
         self.voice.count("probes_unanswered")
         self.membership.suspect(member, now)
+        # Its turn comes again in a round of everybody; what it is accused of it shall hear now.
+        self.hello(member, now)
 
     def on_detour(self, seq: int, now: int) -> None:
         """No direct answer in time: others ask for us, and we ask over TCP."""
@@ -289,7 +291,7 @@ class Prober:
         if target is not None:
             self.voice.say(to, ping, target, now)
         else:
-            self.voice.answer_stranger(to, ping, request_bytes=1 << 16)
+            self.voice.say_bare(to, ping)
 
     def on_relay_timer(self, seq: int, now: int) -> None:
         """At 0.8 of the window the asker hears that we at least are well; at its end we stop listening."""

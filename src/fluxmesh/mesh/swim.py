@@ -190,27 +190,36 @@ class Swim:
         ours = self._hear(packet, now)
         sender, message = packet.sender, packet.message
         row = self.table.rows.get(sender.worker_id)
+        is_this_run = row is not None and row.record.epoch == sender.epoch
+        for claim in ours:
+            self.membership.hear(claim, now, teller=row if is_this_run else None)
+        if self.membership.is_fenced:
+            return
         if row is None or row.record.epoch < sender.epoch:
             self._on_stranger(message, src, size)
-            return
-        if row.record.epoch > sender.epoch:
+        elif row.record.epoch > sender.epoch:
             # An older run that does not know yet. It is told, unless that is what it was telling us.
             if not ours:
                 self.voice.correct(src, row, now)
-            return
-        for claim in ours:
-            self.membership.hear(claim, now, teller=row)
-        if self.membership.is_fenced:
-            return
-        if packet.incarnation > row.record.incarnation:
-            row.behind = True
-        for load in packet.loads:
-            self.surge.hear(load, now)
-        self._on_message(message, row, src, now)
-        is_answered = isinstance(message, Ping) and message.target == self.me
-        # An Ack has told it already; who told us that we are down is not told the same for it.
-        if not is_answered and (row.owed or not (row.is_living or ours)):
+        else:
+            row.behind = row.behind or packet.incarnation > row.record.incarnation
+            for load in packet.loads:
+                self.surge.hear(load, now)
+            self._on_message(message, row, src, now)
+            if not (isinstance(message, Ping) and message.target == self.me):
+                self._tell_what_is_due(packet, row, src, now, is_notice=bool(ours))
+
+    def _tell_what_is_due(
+        self, packet: Packet, row: Member, src: Address, now: int, *, is_notice: bool
+    ) -> None:
+        """What an Ack would have carried. Whoever told us that we are down is not told the same for it, and
+        a leaver not that it left."""
+        if row.owed:
             self.voice.correct(src, row, now)
+        elif row.record.standing != Standing.ALIVE and not is_notice:
+            own_words = [r for r in packet.news if r.worker_id == row.record.worker_id]
+            if not any(record.standing == Standing.LEFT for record in own_words):
+                self.voice.correct(src, row, now)
 
     def _hear(self, packet: Packet, now: int) -> list[Record]:
         """Take in the news; answers the claims about ourselves, which are weighed when it is known who made

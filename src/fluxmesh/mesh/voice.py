@@ -132,24 +132,31 @@ class Voice:
         data, _, _ = encode_packet(head, (), self.loads.to_tell(member, now), BUDGET_BYTES)
         self._send(member.address, data)
 
+    def say_bare(self, to: Address, message: Message) -> None:
+        """Nothing but the message, to whom we do not know."""
+        self._send(to, self._bare(message))
+
     def answer_stranger(self, to: Address, message: Message, request_bytes: int) -> None:
         """The bare message, and not even that if it is larger than what was asked: nobody shall be flooded
         in our name."""
-        data, _, _ = encode_packet(
-            Packet(PROTOCOL, self.me, self.record.incarnation, message), (), (), BUDGET_BYTES
-        )
+        data = self._bare(message)
         if len(data) <= request_bytes:
             self._send(to, data)
         else:
             self.count("stranger_unanswered")
 
+    def _bare(self, message: Message) -> bytes:
+        head = Packet(PROTOCOL, self.me, self.record.incarnation, message)
+        return encode_packet(head, (), (), BUDGET_BYTES)[0]
+
     def correct(self, to: Address, row: Member, now: int) -> None:
-        """Tell `to` unasked what we hold of the row it claims to be, or of ourselves: once a period and row
+        """Tell `to` unasked what we hold of the row it claims to be, and of ourselves: once a period and row
         at the most."""
         last = row.notice_ns
         if last is not None and now - last < self.timing.period_ns:
             return
         row.notice_ns = now
+        row.owed = row.behind = False
         self.count("notices_sent")
         head = Packet(PROTOCOL, self.me, self.record.incarnation, Gossip())
         data, _, _ = encode_packet(head, (row.record, self.record), (), BUDGET_BYTES)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fluxmesh.mesh.ports import Ports
     from fluxmesh.worker.config import WorkerConfig
 
+CHILD_FLAG: Final = "--mesh-child"  # the number of a process among those of one worker
 PREPARE_S: Final = 10.0  # to look up the names that the own address depends on
 READY_AFTER_S: Final = 1.0  # of readiness, before others may rely on it
 LEAVE_LEAST_S: Final = 0.2  # for the first goodbyes, when there is no grace period
@@ -97,6 +98,12 @@ class Meshing:
         from fluxmesh.mesh.advertise import find_address
         from fluxmesh.mesh.ports import bind_ports
 
+        if options.is_exposed:
+            _log.warning(
+                "mesh is open to the network",
+                host=options.bind_host,
+                hint="anybody there can speak for a worker; `fluxmesh mesh keygen` makes a key",
+            )
         self._ports = bind_ports(options.bind_host, options.port)
         try:
             async with asyncio.timeout(PREPARE_S):

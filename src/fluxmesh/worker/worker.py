@@ -280,12 +280,7 @@ class Worker:
         )
         self._notices = NoticeListener(self._storage, self._ref, nudge_beat=self._beater.nudge)
         self._housekeeper = Housekeeper(
-            self._storage,
-            self._settings,
-            self._clock,
-            self._rng,
-            self._registry,
-            on_damage=self._on_failure,
+            self._storage, self._settings, self._clock, self._rng, self._registry, on_damage=self._on_failure
         )
 
     # -- what the parts report ---------------------------------------------------------------------------
