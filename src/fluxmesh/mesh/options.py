@@ -67,14 +67,14 @@ class MeshWorker:
     """A worker's part in the mesh. Every argument has a default, which is a setting; frozen.
 
     `port`: UDP for gossip, TCP one above. `seeds`: workers to join by, `host:port` or `host` (7946) each;
-    empty for the first one. `steal`: take work from others and give it. `affinity_weight`: from 0, work goes anywhere,
-    to 1, strictly where its key belongs. `local_buffer`: most jobs held and not started. `steal_batch`: most
-    jobs of one steal; `steal_threshold`: ask others when no more than so many are held. `virtual_nodes`:
-    points on the ring. `bind_addr`: 0.0.0.0 with a key, 127.0.0.1 without. `advertise_addr`: where others
-    reach it, found out if not given. `encryption_key`: base64 of 32 bytes, or several; the first seals, all
-    open. `steal_rate_limit`: requests per peer and second, 0 = any. `protocol_period_ms`,
-    `indirect_ping_count`, `suspicion_multiplier`: how fast and how surely death is noticed. `insecure`:
-    listen beyond this machine without a key.
+    empty for the first one. `steal`: take work from others and give it. `affinity_weight`: from 0, work
+    goes anywhere, to 1, strictly where its key belongs. `local_buffer`: most jobs held and not started.
+    `steal_batch`: most jobs of one steal; `steal_threshold`: ask others when no more than so many are held.
+    `virtual_nodes`: points on the ring. `bind_addr`: 0.0.0.0 with a key, 127.0.0.1 without.
+    `advertise_addr`: where others reach it, found out if not given. `encryption_key`: base64 of 32 bytes,
+    or several; the first seals, all open. `steal_rate_limit`: requests per peer and second, 0 = any.
+    `protocol_period_ms`, `indirect_ping_count`, `suspicion_multiplier`: how fast and how surely death is
+    noticed. `insecure`: listen beyond this machine, or have seeds there, without a key.
 
     Raises InvalidOption. What options allow only together is checked by `resolved`, when it is known what
     the settings add.
