@@ -30,13 +30,12 @@ def advertised_address(options: MeshWorker, lookup: Lookup, source: Source) -> A
     own = canonical(options.bind_host) or options.bind_host
     if options.advertise_addr is not None:
         return _explicit(options.advertise_addr, options, own, lookup)
-    alone = all(is_loopback(parse_seed(seed)[0]) for seed in options.seeds)
     if not is_wide(own):
-        if is_loopback(own) and not alone:
+        if is_loopback(own) and options.seeds_elsewhere:
             return f"it listens at {own} only, which the seeds on other machines cannot reach"
         return Address(own, options.port)
     for host in _sources(options, own, lookup, source):
-        if not host_refusal(host) and (alone or not is_loopback(host)):
+        if not host_refusal(host) and not (is_loopback(host) and options.seeds_elsewhere):
             return Address(host, options.port)
     return "no way leads to a seed, and there is no default route"
 
@@ -46,11 +45,10 @@ def _explicit(given: str, options: MeshWorker, own: str, lookup: Lookup) -> Addr
     found = _of_family(own, [host] if canonical(host) else lookup(host))
     if not found:
         return f"{given} has no address" + ("" if own == "::" else " of the kind it listens at")
-    alone = all(is_loopback(parse_seed(seed)[0]) for seed in options.seeds)
     refusal = ""
     for address in found:
         refusal = host_refusal(address)
-        if not refusal and is_loopback(address) and not alone:
+        if not refusal and is_loopback(address) and options.seeds_elsewhere:
             refusal = "loopback, and there are seeds on other machines"
         if not refusal:
             return Address(address, options.port if port is None else port)
@@ -59,6 +57,8 @@ def _explicit(given: str, options: MeshWorker, own: str, lookup: Lookup) -> Addr
 
 def _sources(options: MeshWorker, own: str, lookup: Lookup, source: Source) -> Iterator[str]:
     for seed in options.seeds:
+        if seed == options.sibling_seed:
+            continue  # all processes of a worker tell the same
         host, port = parse_seed(seed)
         for address in _of_family(own, [host] if canonical(host) else lookup(host)):
             if found := source(address, port or DEFAULT_PORT):

@@ -66,21 +66,21 @@ NAMES: Final = (
 class MeshWorker:
     """A worker's part in the mesh. Every argument has a default, which is a setting; frozen.
 
-    `port`: UDP for gossip, TCP one above. `seeds`: workers to join by, `host:port` or `host` each; empty for
-    the first one. `steal`: take work from others and give it. `affinity_weight`: from 0, work goes anywhere,
-    to 1, strictly where its key belongs. `local_buffer`: most jobs held and not started. `steal_batch`: most
-    jobs of one steal; `steal_threshold`: ask others when no more than so many are held. `virtual_nodes`:
-    points on the ring. `bind_addr`: 0.0.0.0 with a key, 127.0.0.1 without. `advertise_addr`: where others
-    reach it, found out if not given. `encryption_key`: base64 of 32 bytes, or several; the first seals, all
-    open. `steal_rate_limit`: requests per peer and second, 0 = any. `protocol_period_ms`,
-    `indirect_ping_count`, `suspicion_multiplier`: how fast and how surely death is noticed. `insecure`:
-    listen beyond this machine without a key.
+    `port`: UDP for gossip, TCP one above. `seeds`: workers to join by, `host:port` or `host` (7946) each;
+    empty for the first one. `steal`: take work from others and give it. `affinity_weight`: from 0, work
+    goes anywhere, to 1, strictly where its key belongs. `local_buffer`: most jobs held and not started.
+    `steal_batch`: most jobs of one steal; `steal_threshold`: ask others when no more than so many are held.
+    `virtual_nodes`: points on the ring. `bind_addr`: 0.0.0.0 with a key, 127.0.0.1 without.
+    `advertise_addr`: where others reach it, found out if not given. `encryption_key`: base64 of 32 bytes,
+    or several; the first seals, all open. `steal_rate_limit`: requests per peer and second, 0 = any.
+    `protocol_period_ms`, `indirect_ping_count`, `suspicion_multiplier`: how fast and how surely death is
+    noticed. `insecure`: listen beyond this machine, or have seeds there, without a key.
 
     Raises InvalidOption. What options allow only together is checked by `resolved`, when it is known what
     the settings add.
     """
 
-    __slots__ = ("_given", "_keys", *NAMES)
+    __slots__ = ("_given", "_keys", "sibling_seed", *NAMES)
 
     port: int
     seeds: tuple[str, ...]
@@ -98,6 +98,7 @@ class MeshWorker:
     indirect_ping_count: int
     suspicion_multiplier: int
     insecure: bool
+    sibling_seed: str | None  # the one among `seeds` that is the first process of the same worker
     _given: dict[str, Any]
     _keys: tuple[bytes, ...]
 
@@ -135,6 +136,7 @@ class MeshWorker:
         keys = _keys(values.get("encryption_key", ()))
         put(self, "encryption_key", tuple(keys))
         put(self, "_keys", tuple(keys.values()))
+        put(self, "sibling_seed", None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"MeshWorker is frozen: make another one to change {name}")
@@ -146,7 +148,7 @@ class MeshWorker:
         return hash(self._values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._given,)
+        return _made, (self._given, self.sibling_seed)
 
     def __repr__(self) -> str:
         """Only what differs from the defaults, and no key."""
@@ -163,21 +165,27 @@ class MeshWorker:
     # -- with the settings ---------------------------------------------------------------------------------
     def resolved(self, settings: object = None, *, child: int = 0) -> MeshWorker:
         """The same with `mesh_*` of `settings` for whatever was not given, all of it checked together.
-        `child`: the number of this process among those of one worker; each has two ports.
+        `child`: the number of this process among those of one worker. Each has two ports, and all but the
+        first have that one as a seed, beside the others.
 
         Raises InvalidOption: a seed elsewhere, or listening to elsewhere, without a key.
         """
-        values = {name: getattr(settings, SETTING_PREFIX + name, None) for name in NAMES}
-        whole = MeshWorker(**{**values, **self._given})
-        if child:
-            port = whole.port + PORTS_EACH * child
-            if port > NUMBERS["port"][2]:
-                raise InvalidOption(
-                    "mesh_port", f"process {child} would have port {port:,}", hint="begin with a lower port"
-                )
-            whole = MeshWorker(**{**values, **self._given, "port": port})
+        values = {name: getattr(settings, SETTING_PREFIX + name, None) for name in NAMES} | self._given
+        whole = MeshWorker(**values)
         whole._check_together()
-        return whole
+        return whole._of_child(child) if child else whole
+
+    def _of_child(self, child: int) -> MeshWorker:
+        port = self.port + PORTS_EACH * child
+        if port > NUMBERS["port"][2]:
+            raise InvalidOption(
+                "mesh_port", f"process {child} would have port {port:,}", hint="begin with a lower port"
+            )
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bind_host, self.bind_host)
+        first = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        seeds = dict.fromkeys([*self.seeds, first])
+        given = {**self._given, "port": port, "seeds": tuple(seeds)}
+        return _made(given, None if first in self.seeds else first)
 
     def _check_together(self) -> None:
         if self._keys:
@@ -197,6 +205,11 @@ class MeshWorker:
             )
 
     # -- what follows --------------------------------------------------------------------------------------
+    @property
+    def seeds_elsewhere(self) -> bool:
+        """Whether a seed is on another machine, so that nobody there could do with a loopback address."""
+        return any(not is_loopback(parse_seed(seed)[0]) for seed in self.seeds if seed != self.sibling_seed)
+
     @property
     def bind_host(self) -> str:
         """Where it listens."""
@@ -372,8 +385,10 @@ def _keys(value: object) -> Mapping[str, bytes]:
     return keys
 
 
-def _made(given: Mapping[str, Any]) -> MeshWorker:
-    return MeshWorker(**given)
+def _made(given: Mapping[str, Any], sibling_seed: str | None) -> MeshWorker:
+    options = MeshWorker(**given)
+    object.__setattr__(options, "sibling_seed", sibling_seed)
+    return options
 
 
 _DEFAULT: Final = MeshWorker()

@@ -106,6 +106,13 @@ def test_loopback_is_told_only_if_every_seed_is_there() -> None:
     assert answer == "it listens at 127.0.0.1 only, which the seeds on other machines cannot reach"
 
 
+def test_all_processes_of_a_worker_tell_the_same_address() -> None:
+    source = ways({"127.": "127.0.0.1"}, default="192.0.2.7")
+    for child in range(3):
+        answer = found(keyed().resolved(child=child), source=source)
+        assert answer == Address("192.0.2.7", 7_946 + 2 * child)
+
+
 @pytest.mark.parametrize("own", ["0.0.0.0", "::", "224.0.0.1", "127.0.0.1", "fe80::1%eth0", "nonsense"])
 def test_d02_what_the_machine_shows_is_held_to_the_same_bounds(own: str) -> None:
     answer = found(keyed(seeds="10.0.0.1", bind_addr="::"), source=ways(default=own))

@@ -225,6 +225,28 @@ def test_each_process_of_a_worker_has_two_ports_of_its_own() -> None:
         MeshWorker(port=65_530).resolved(child=3)
 
 
+@pytest.mark.parametrize(
+    ("bind", "first"),
+    [
+        (None, "127.0.0.1:8000"),
+        ("0.0.0.0", "127.0.0.1:8000"),
+        ("::", "[::1]:8000"),
+        ("10.0.0.7", "10.0.0.7:8000"),
+        ("2001:db8::7", "[2001:db8::7]:8000"),
+    ],
+)
+def test_processes_of_a_worker_find_each_other_by_the_first_of_them(bind: str | None, first: str) -> None:
+    options = MeshWorker(port=8_000, seeds="host-1", bind_addr=bind, encryption_key=KEY)
+    assert options.resolved(child=0).seeds == ("host-1",)
+    second = options.resolved(child=1)
+    assert second.seeds == ("host-1", first)
+    assert second.sibling_seed == first
+    assert pickle.loads(pickle.dumps(second)).sibling_seed == first
+    named = MeshWorker(port=8_000, seeds=[first], bind_addr=bind, encryption_key=KEY).resolved(child=1)
+    assert named.seeds == (first,)
+    assert named.sibling_seed is None
+
+
 def test_the_three_knobs_of_time_reach_the_protocol() -> None:
     timing = MeshWorker(protocol_period_ms=200, indirect_ping_count=5, suspicion_multiplier=6).timing()
     assert (timing.period_ns, timing.indirect_ping_count, timing.suspicion_multiplier) == (200 * MS, 5, 6)

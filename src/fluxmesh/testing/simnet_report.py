@@ -1,0 +1,41 @@
+"""What many seeds came to, in tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fluxmesh.mesh.timing import S
+from fluxmesh.testing.simnet_faults import Kind
+from fluxmesh.testing.simnet_run import Outcome
+
+
+def histogram(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
+    """For each kind of fault: in how many seeds it was enabled, and how many of these broke a promise."""
+    enabled = Counter(kind for outcome in outcomes for kind in outcome.kinds)
+    failed = Counter(kind for outcome in outcomes if outcome.problem for kind in outcome.kinds)
+    return [(str(kind), str(enabled[kind]), str(failed[kind])) for kind in Kind]
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Totals of a run of seeds; times are virtual."""
+    happened: Counter[str] = Counter()
+    emitted: Counter[str] = Counter()
+    for outcome in outcomes:
+        happened.update(outcome.happened)
+        emitted.update(outcome.emitted)
+    healed = sorted(outcome.healed_in_ns / S for outcome in outcomes if not outcome.problem)
+    return {
+        "seeds": len(outcomes),
+        "failed": sum(1 for outcome in outcomes if outcome.problem),
+        "severities": dict(sorted(Counter(str(outcome.severity) for outcome in outcomes).items())),
+        "nodes": dict(
+            sorted(Counter(str(outcome.nodes) for outcome in outcomes).items(), key=lambda p: int(p[0]))
+        ),
+        "events": sum(outcome.steps for outcome in outcomes),
+        "changes checked": sum(outcome.checks for outcome in outcomes),
+        "virtual seconds": round(sum(outcome.virtual_ns for outcome in outcomes) / S),
+        "one table after the last fault, worst seconds": round(healed[-1], 2) if healed else None,
+        "happened": dict(sorted(happened.items())),
+        "told": dict(sorted(emitted.items())),
+    }
