@@ -13,6 +13,8 @@ _BOTH: Final = {
     "priority": Bound(0, at_most=True, of="worst"),
     "kill": Bound(1.0, at_most=True, of="worst"),
     "kill-lapsed": Bound(8.0, at_most=True, of="worst"),
+    "mesh-coding": Bound(15.0, at_most=True),
+    "mesh-ring": Bound(2.0, at_most=True),
     "endurance-memory": Bound(20.0, at_most=True),
     "endurance-records": Bound(0, at_most=True),
 }

@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
-from benchmarks.measures import apart, classic, death, depth, endurance, speed, waiting
+from benchmarks.measures import apart, classic, death, depth, endurance, mesh, speed, waiting
 
 Measure = Callable[[Bench], AsyncIterator[Figure]]
 
@@ -29,6 +29,8 @@ MEASURES: Final[dict[str, Measure]] = {
     "kill": death.kill_proven,
     "kill-lapsed": death.kill_lapsed,
     "kill-shortest": death.kill_shortest,
+    "mesh-coding": mesh.coding,
+    "mesh-ring": mesh.ring,
     "depth": depth.flatness,
     "endurance": endurance.endurance,
 }

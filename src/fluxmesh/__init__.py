@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         JobFailed,
         JobNotFound,
         JobUnsuccessful,
+        NotInMesh,
         OutcomeUnknown,
         PayloadTooLarge,
         QueueFull,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     )
     from fluxmesh.handle import JobHandle
     from fluxmesh.job import Job, Priority, Status
+    from fluxmesh.mesh.options import MeshWorker
     from fluxmesh.outcome import DeadLetter, JobInterrupted, JobTimeout, RetryAfter, Snooze
     from fluxmesh.queue import Queue
 
@@ -60,6 +62,8 @@ __all__ = [
     "JobNotFound",
     "JobTimeout",
     "JobUnsuccessful",
+    "MeshWorker",
+    "NotInMesh",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "Priority",
@@ -89,6 +93,7 @@ _HOMES = {
     "JobHandle": "handle",
     "JobInterrupted": "outcome",
     "JobTimeout": "outcome",
+    "MeshWorker": "mesh.options",
     "Priority": "job",
     "Queue": "queue",
     "RetryAfter": "outcome",

@@ -65,6 +65,25 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recycle_above_mb: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0  # of memory at a job's end; 0 = never
     proof_of_death: bool = True
     webhook_allow_private: bool = False  # webhook_delivery may POST to private and loopback addresses
+    # The mesh: what each means, and its checks, stand in mesh/options.py.
+    mesh: bool = False  # workers know each other
+    mesh_optional: bool = False  # a worker whose mesh cannot be had runs without it
+    mesh_port: Annotated[int, Meta(ge=1_024, le=65_534)] = 7_946  # UDP; TCP is one above; child i: + 2 i
+    mesh_seeds: str | tuple[str, ...] = ""  # host or host:port, separated by commas
+    mesh_steal: bool = True
+    mesh_affinity_weight: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    mesh_local_buffer: Annotated[int, Meta(ge=0, le=10_000)] = 64
+    mesh_steal_batch: Annotated[int, Meta(ge=1, le=BATCH_MAX)] = 4
+    mesh_steal_threshold: Annotated[int, Meta(ge=0, le=10_000)] = 2
+    mesh_virtual_nodes: Annotated[int, Meta(ge=1, le=1_000)] = 150
+    mesh_bind_addr: str | None = None  # None: 0.0.0.0 with a key, 127.0.0.1 without
+    mesh_advertise_addr: str | None = None
+    mesh_encryption_key: str | tuple[str, ...] | None = None  # the first seals, all open
+    mesh_steal_rate_limit: Annotated[float, Meta(ge=0, le=1_000_000)] = 10
+    mesh_protocol_period_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
+    mesh_indirect_ping_count: Annotated[int, Meta(ge=0, le=16)] = 3
+    mesh_suspicion_multiplier: Annotated[int, Meta(ge=1, le=100)] = 4
+    mesh_insecure: bool = False  # listen beyond this machine without a key
     token: str | None = None  # bearer tokens of the server, separated by commas
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -80,11 +99,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def _telling(name: str, value: Any) -> Any:
     """A setting's value as it may be told to anybody."""
-    if name == "token" and value is not None:
+    if name in SECRETS and value is not None:
         return "***"
     return masked(value) if name == "url" and isinstance(value, str) else value
 
 
+SECRETS: Final = frozenset({"token", "mesh_encryption_key"})
 NAMES: Final = tuple(Settings.__struct_fields__)
 _BOOLS: Final = {
     "1": True,

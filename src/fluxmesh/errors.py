@@ -20,6 +20,7 @@ FluxMeshError
 │   └── JobGone                the id is older than jobs are kept (410)
 ├── JobConflict                the job's state does not allow this (409, exit 6)
 │   └── IdempotencyConflict    the key is known with another payload
+├── NotInMesh                  nobody told of a mesh that has this (404, exit 6)
 ├── QueueFull                  429
 ├── ResourceFailed             what a task needs could not be built: its attempt fails
 ├── JobUnsuccessful            `result()` of a job that did not complete (exit 10)
@@ -185,6 +186,12 @@ class JobNotFound(FluxMeshError):
 class JobGone(JobNotFound):
     code = "job_gone"
     http_status = 410
+
+
+class NotInMesh(FluxMeshError):
+    code = "not_in_mesh"
+    http_status = 404
+    exit_code = 6
 
 
 class JobConflict(FluxMeshError):

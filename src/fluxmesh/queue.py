@@ -15,7 +15,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from fluxmesh.calls import AsyncTask, BoundTask, SubmitOptions, Task, TaskDecorator, TaskOptions, defined
-from fluxmesh.clock import Clock, system_clock
+from fluxmesh.clock import Clock
 from fluxmesh.config import Settings, load_settings, telling_arguments
 from fluxmesh.errors import AppImportFailed, InvalidOption, masked
 from fluxmesh.handle import JobHandle, not_found
@@ -26,7 +26,7 @@ from fluxmesh.middleware import Middleware, Outgoing, checked_middleware, checke
 from fluxmesh.portal import run
 from fluxmesh.query import Page, parse_query
 from fluxmesh.resources import Scope, define_resource
-from fluxmesh.storage.registry import open_storage, refuse_idle_promises, resolved_url
+from fluxmesh.storage.registry import refuse_idle_promises, resolved_url
 from fluxmesh.storage.values import (
     Cancelled,
     Counts,
@@ -43,16 +43,12 @@ from fluxmesh.submission import (
     checked_queue,
     checked_seconds,
     checked_tier,
-    split_queues,
 )
 from fluxmesh.task import TaskRegistry
 
 if TYPE_CHECKING:
-    from fluxmesh.running import WorkerHandle
-    from fluxmesh.storage.base import Storage
+    from fluxmesh.running import WorkerHandle, WorkerOptions
     from fluxmesh.worker.config import WorkerEnd
-    from fluxmesh.worker.observe import Observer
-    from fluxmesh.worker.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -250,105 +246,24 @@ class Queue:
         run(self.aio.close())
 
     # -- running -----------------------------------------------------------------------------------
-    def worker(
-        self,
-        queues: Sequence[str] = ("default",),
-        *,
-        tiers: Sequence[int | str] | None = None,
-        concurrency: int | None = None,
-        reserve: Mapping[int | str, int] | None = None,
-        grace_s: float | None = None,
-        worker_id: str | None = None,
-        on_lease_lost: str | None = None,
-    ) -> WorkerHandle:
+    def worker(self, queues: Sequence[str] = ("default",), **options: Unpack[WorkerOptions]) -> WorkerHandle:
         """A worker for this queue's tasks, to be started on a thread of this process.
 
         `queues`: names, or tier names alone (`["critical", "high"]`), which mean these tiers of the default
-        queue. `reserve`: slots kept free for a tier. What is left out is as the settings say."""
-        from fluxmesh.running import WorkerHandle, keeper_for
+        queue. The options are those of `running.WorkerOptions`; what is left out is as the settings say."""
+        from fluxmesh.running import WorkerHandle, keeper_for, worker_maker
 
-        make, name = self._worker_maker(
-            queues, tiers, concurrency, reserve, grace_s, worker_id, on_lease_lost
-        )
+        make, name = worker_maker(self, queues, clock=self._clock, create=self._create, **options)
         return WorkerHandle(make, name, keeper_for(self.url, self.settings, self._clock))
 
-    def run_worker(
-        self,
-        queues: Sequence[str] = ("default",),
-        *,
-        tiers: Sequence[int | str] | None = None,
-        concurrency: int | None = None,
-        reserve: Mapping[int | str, int] | None = None,
-        grace_s: float | None = None,
-        worker_id: str | None = None,
-        on_lease_lost: str | None = None,
-    ) -> WorkerEnd:
+    def run_worker(self, queues: Sequence[str] = ("default",), **options: Unpack[WorkerOptions]) -> WorkerEnd:
         """Run a worker in this thread until SIGTERM or SIGINT: the first drains it, the second hurries it.
         Options as for `worker`. Raises WorkerRetired, WorkerFenced, StorageError."""
-        from fluxmesh.running import keeper_for, refuse_while_loading, run_until_signal
+        from fluxmesh.running import keeper_for, refuse_while_loading, run_until_signal, worker_maker
 
         refuse_while_loading()
-        make, _ = self._worker_maker(queues, tiers, concurrency, reserve, grace_s, worker_id, on_lease_lost)
+        make, _ = worker_maker(self, queues, clock=self._clock, create=self._create, **options)
         return run_until_signal(make, keeper_for(self.url, self.settings, self._clock))
-
-    def _worker_maker(
-        self,
-        queues: Sequence[str],
-        tiers: Sequence[int | str] | None,
-        concurrency: int | None,
-        reserve: Mapping[int | str, int] | None,
-        grace_s: float | None,
-        worker_id: str | None,
-        on_lease_lost: str | None,
-        observer: Observer | None = None,
-    ) -> tuple[Callable[[], Worker], str]:
-        """Options checked now, so that a mistake is seen where it was made."""
-        from fluxmesh.bodies import source_of_registry
-        from fluxmesh.worker.config import WorkerConfig
-        from fluxmesh.worker.worker import Worker
-
-        names, served = split_queues(queues)
-        if tiers is not None:
-            if len(served) < 4:
-                raise InvalidOption(
-                    "tiers", "given together with tier names in queues", hint="give one of them"
-                )
-            served = tuple(sorted({checked_tier(tier) for tier in tiers}))
-            if not served:
-                raise InvalidOption("tiers", "the list is empty", hint="leave it out for all tiers")
-        given = {"concurrency": concurrency, "grace_s": grace_s, "on_lease_lost": on_lease_lost}
-        settings = load_settings(
-            {**_as_given(self.settings), **{k: v for k, v in given.items() if v is not None}}
-        )
-        name = default_worker_id() if worker_id is None else checked_name("worker_id", worker_id, queue=True)
-        config = WorkerConfig(
-            worker_id=name,
-            queues=names,
-            tiers=served,
-            concurrency=settings.concurrency,
-            reserve=checked_reserve(reserve or {}, settings.concurrency, served),
-            grace_s=settings.grace_s,
-            on_lease_lost=settings.on_lease_lost,
-        )
-        create = self._create is not False
-
-        async def opened(inline: bool) -> Storage:  # noqa: FBT001
-            return await open_storage(self.url, settings, create=create, clock=self._clock, inline=inline)
-
-        clock = self._clock or system_clock()
-
-        def make() -> Worker:
-            return Worker(
-                open_storage=opened,
-                registry=self.registry,
-                settings=settings,
-                config=config,
-                clock=clock,
-                source=source_of_registry(self.registry),
-                observer=observer,
-            )
-
-        return make, name
 
     def __repr__(self) -> str:
         return f"<Queue {masked(self.url)} namespace={self.settings.namespace!r}>"
@@ -447,10 +362,6 @@ def _checked_ids(job_ids: Sequence[str]) -> list[str]:
     if isinstance(job_ids, str):  # a sequence of characters to Python
         raise InvalidOption("job_ids", "one text where a list of ids is wanted", hint=f"[{job_ids[:40]!r}]")
     return list(job_ids)
-
-
-def _as_given(settings: Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
 def load_app(text: str) -> Queue:

@@ -13,18 +13,28 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
-from fluxmesh.errors import UsageError, WaitTimeout, WorkerFenced, WorkerRetired
+from msgspec import structs
+
+from fluxmesh.clock import Clock, system_clock
+from fluxmesh.config import Settings, load_settings
+from fluxmesh.errors import InvalidOption, UsageError, WaitTimeout, WorkerFenced, WorkerRetired
+from fluxmesh.job import TIERS
 from fluxmesh.outcome import checked_delay_s
+from fluxmesh.storage.registry import open_storage
+from fluxmesh.submission import checked_name, checked_tier, split_queues
 
 if TYPE_CHECKING:
-    from fluxmesh.clock import Clock
-    from fluxmesh.config import Settings
+    from fluxmesh.mesh.node import MeshNode
+    from fluxmesh.mesh.options import MeshWorker
+    from fluxmesh.queue import Queue
+    from fluxmesh.storage.base import Storage
     from fluxmesh.worker.config import WorkerEnd
     from fluxmesh.worker.keeper_process import KeeperProcess
+    from fluxmesh.worker.observe import Observer
     from fluxmesh.worker.signals import StopSignals
     from fluxmesh.worker.worker import Worker
 
@@ -62,6 +72,102 @@ def keeper_for(url: str, settings: Settings, clock: Clock | None) -> KeeperProce
     return KeeperProcess(url, settings) if possible else None
 
 
+class WorkerOptions(TypedDict, total=False):
+    """What `queue.worker` and `queue.run_worker` take; what is left out, or None, is as the settings say.
+
+    `reserve`: slots kept free for a tier. `mesh`: be a node of the mesh; None: as the settings say, False:
+    of none. `mesh_optional`: if the mesh cannot be had, log an error and run without it."""
+
+    tiers: Sequence[int | str] | None
+    concurrency: int | None
+    reserve: Mapping[int | str, int] | None
+    grace_s: float | None
+    worker_id: str | None
+    on_lease_lost: str | None
+    mesh: MeshWorker | Literal[False] | None
+    mesh_optional: bool | None
+
+
+def worker_maker(
+    queue: Queue,
+    queues: Sequence[str],
+    *,
+    clock: Clock | None,
+    create: bool | None,
+    observer: Observer | None = None,
+    tiers: Sequence[int | str] | None = None,
+    concurrency: int | None = None,
+    reserve: Mapping[int | str, int] | None = None,
+    grace_s: float | None = None,
+    worker_id: str | None = None,
+    on_lease_lost: str | None = None,
+    mesh: MeshWorker | Literal[False] | None = None,
+    mesh_optional: bool | None = None,
+) -> tuple[Callable[[], Worker], str]:
+    """What makes the worker on its loop, and its id. Options are checked now, so that a mistake is seen where
+    it was made."""
+    from fluxmesh.bodies import source_of_registry
+    from fluxmesh.queue import checked_reserve, default_worker_id
+    from fluxmesh.worker.config import WorkerConfig
+    from fluxmesh.worker.meshing import mesh_of
+    from fluxmesh.worker.worker import Worker
+
+    names, served = _served(queues, tiers)
+    given = {
+        "concurrency": concurrency,
+        "grace_s": grace_s,
+        "on_lease_lost": on_lease_lost,
+        "mesh_optional": mesh_optional,
+    }
+    settings = load_settings(
+        {**structs.asdict(queue.settings), **{k: v for k, v in given.items() if v is not None}}
+    )
+    config = WorkerConfig(
+        worker_id=(
+            default_worker_id() if worker_id is None else checked_name("worker_id", worker_id, queue=True)
+        ),
+        queues=names,
+        tiers=served,
+        concurrency=settings.concurrency,
+        reserve=checked_reserve(reserve or {}, settings.concurrency, served),
+        grace_s=settings.grace_s,
+        on_lease_lost=settings.on_lease_lost,
+        mesh=mesh_of(mesh, settings),
+        mesh_optional=settings.mesh_optional,
+    )
+
+    async def opened(inline: bool) -> Storage:  # noqa: FBT001
+        return await open_storage(queue.url, settings, create=create is not False, clock=clock, inline=inline)
+
+    def make() -> Worker:
+        return Worker(
+            open_storage=opened,
+            registry=queue.registry,
+            settings=settings,
+            config=config,
+            clock=clock or system_clock(),
+            source=source_of_registry(queue.registry),
+            observer=observer,
+        )
+
+    return make, config.worker_id
+
+
+def _served(
+    queues: Sequence[str], tiers: Sequence[int | str] | None
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names of queues, and tiers, by either way to say them."""
+    names, served = split_queues(queues)
+    if tiers is None:
+        return names, served
+    if len(served) < len(TIERS):
+        raise InvalidOption("tiers", "given together with tier names in queues", hint="give one of them")
+    served = tuple(sorted({checked_tier(tier) for tier in tiers}))
+    if not served:
+        raise InvalidOption("tiers", "the list is empty", hint="leave it out for all tiers")
+    return names, served
+
+
 class WorkerHandle:
     """A worker on a daemon thread of this process: start, stop, wait. It runs once.
 
@@ -86,6 +192,11 @@ class WorkerHandle:
     def aio(self) -> AsyncWorkerHandle:
         """The same verbs, to be awaited."""
         return AsyncWorkerHandle(self)
+
+    @property
+    def mesh(self) -> MeshNode | None:
+        """Its node in the mesh, once it has started; None: it is in none."""
+        return self._worker.mesh if self._worker is not None else None
 
     @property
     def running_count(self) -> int:

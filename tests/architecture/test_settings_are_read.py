@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fluxmesh.config import NAMES
+from fluxmesh.mesh.options import NAMES as MESH_NAMES
+from fluxmesh.mesh.options import SETTING_PREFIX
 
 SOURCE = Path(__file__).parents[2] / "src" / "fluxmesh"
 
@@ -32,8 +34,9 @@ def read_outside_the_table() -> set[str]:
     for path in SOURCE.rglob("*.py"):
         if path.name != "config.py" or path.parent != SOURCE:
             found |= attributes_read(path.read_text(encoding="utf-8"))
-    # The beat is read through the property that knows its default.
-    return found | ({"beat_s"} if "beat_every_s" in found else set())
+    # The beat is read through the property that knows its default; MeshWorker reads its options in one loop.
+    through = {"beat_s"} if "beat_every_s" in found else set()
+    return found | through | {SETTING_PREFIX + name for name in MESH_NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from fluxmesh.api import dlq, fleet, health, jobs
+from fluxmesh.api import dlq, fleet, health, jobs, mesh
 from fluxmesh.api.access import OPEN_PATHS, Access
 from fluxmesh.api.gate import Gate
 from fluxmesh.api.parameters import only_known
@@ -31,7 +31,7 @@ DESCRIPTION: Final = (
     " `Authorization: Bearer <token>`."
 )
 _ROUTERS: Final[tuple[tuple[str, APIRouter], ...]] = (
-    *((PREFIX, part.router) for part in (jobs, dlq, fleet)),
+    *((PREFIX, part.router) for part in (jobs, dlq, fleet, mesh)),
     ("", health.router),
 )
 _log = get_logger("api")

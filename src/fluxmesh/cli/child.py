@@ -18,6 +18,7 @@ import msgspec
 
 from fluxmesh.bodies import source_of_app
 from fluxmesh.cli.app import AppReport
+from fluxmesh.cli.mesh_options import MESH_SETTINGS, add_mesh_options, mesh_overrides
 from fluxmesh.cli.parser import Options, Parser, common_options
 from fluxmesh.cli.run import end_by_signal, guarded, on_end_of_file
 from fluxmesh.cli.serving import Serving, add_serving_options, serving_of
@@ -30,6 +31,7 @@ from fluxmesh.worker.child_process import REPORT_FLAG
 from fluxmesh.worker.deaths import EXIT_FENCED, EXIT_HURRIED, EXIT_RETIRED, EXIT_STOPPED
 from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.ledger import LEDGER_FLAG
+from fluxmesh.worker.meshing import CHILD_FLAG, mesh_of
 
 _NO_FD: Final = -1
 # A worker makes many small objects and few cycles: CPython's 700 allocations a look cost it a tenth of its
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--id", default="worker")
     parser.add_argument(REPORT_FLAG, type=int, default=_NO_FD)
     parser.add_argument(LEDGER_FLAG, type=int, default=_NO_FD)
+    parser.add_argument(CHILD_FLAG, type=int, default=0)
+    add_mesh_options(parser)
     parser.add_argument("--log-file", help="where standard error goes")
     parser.add_argument("--describe", action="store_true", help="only tell what the app's Queue says")
     return guarded(lambda: _run(parser.parse_args(argv)))
@@ -75,7 +79,7 @@ def _run(options: Options) -> int:
     for name, value in overrides(options).items():
         if value is not None:
             os.environ[ENV_PREFIX + name.upper()] = value
-    settings = settings_of(options, "concurrency", "grace_s", "app")
+    settings = settings_of(options, "concurrency", "grace_s", "app", *MESH_SETTINGS)
     configure_logs(settings.log_level, settings.log_format)
     with_builtins = options.builtins if settings.app is not None else options.builtins is not False
     source = source_of_app(settings.app, builtins=bool(with_builtins))
@@ -112,6 +116,7 @@ def load(settings: Settings, options: Options) -> tuple[TaskRegistry, Settings]:
     own = {
         name: value for name in ("concurrency", "grace_s") if (value := getattr(options, name)) is not None
     }
+    own |= mesh_overrides(options)
     if options.builtins:
         add_builtins(queue.registry, queue.settings)
     return queue.registry, msgspec.structs.replace(queue.settings, url=queue.url, **own)
@@ -166,6 +171,8 @@ async def _serve(
         reserve=serving.reserve,
         grace_s=settings.grace_s,
         on_lease_lost=settings.on_lease_lost,
+        mesh=mesh_of(None, settings, child=options.mesh_child),
+        mesh_optional=settings.mesh_optional,
     )
     worker = Worker(
         open_storage=opener(settings),

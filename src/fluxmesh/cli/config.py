@@ -5,7 +5,7 @@ from __future__ import annotations
 from fluxmesh.cli import output
 from fluxmesh.cli.parser import Options, Parser, add_verb, add_verbs, json_option
 from fluxmesh.cli.session import described, overrides, refuse_memory, say_storage
-from fluxmesh.config import NAMES, settings_with_sources
+from fluxmesh.config import NAMES, SECRETS, settings_with_sources
 
 
 def configure(parser: Parser) -> None:
@@ -31,7 +31,7 @@ def _show(options: Options) -> int:
         value = getattr(settings, name)
         if name == "url":
             value = described(value)
-        if name == "token" and value is not None:
+        if name in SECRETS and value is not None:
             value = "***"
         source = sources.get(name, "default")
         if flags.get(name) is not None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from fluxmesh.cli.mesh_options import MESH_SETTINGS, add_mesh_options, refuse_without_worker
 from fluxmesh.cli.parser import Options, Parser, count, examples
 from fluxmesh.cli.reload import add_reload_options, run_reloading
 from fluxmesh.cli.run import end_by_signal, on_end_of_file
 from fluxmesh.cli.serving import add_serving_options, serving_of
 from fluxmesh.cli.session import announce, opener, say_storage, settings_of
-from fluxmesh.cli.worker import child_argv, child_environ, child_flags, settings_of_app
+from fluxmesh.cli.worker import check_mesh, child_argv, child_environ, child_flags, settings_of_app
 from fluxmesh.clock import system_clock
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, InvalidOption
@@ -65,6 +66,7 @@ def add_options(parser: Parser, *, reload: bool) -> None:
     group.add_argument("--insecure", action="store_true", help="listen beyond this machine without a token")
     group.add_argument("--stop-at-eof", action="store_true", help="also stop when standard input ends")
     add_serving_options(parser)
+    add_mesh_options(parser)
     group = parser.add_argument_group("who runs it")
     group.add_argument("--id", metavar="NAME", help="worker id (host, process id and four digits)")
     add_reload_options(parser, default=reload)
@@ -85,11 +87,13 @@ def _run(options: Options) -> int:
     if options.reload:
         return run_reloading(sys.argv[1:], options.reload_dir or [Path()])
     end_by_signal(daemon=True)
-    settings = settings_of(options, "concurrency", "grace_s", "app")
+    settings = settings_of(options, "concurrency", "grace_s", "app", *MESH_SETTINGS)
     access = _access(options, settings)
     children = _children(options, settings)
     if settings.app is not None:
         settings = settings_of_app(options, settings)
+    if children:
+        check_mesh(settings, len(children))
     from fluxmesh.api.server import listen
 
     say_storage(settings)
@@ -143,6 +147,7 @@ def _children(options: Options, settings: Settings) -> tuple[ChildSpec, ...]:
                 raise InvalidOption(
                     f"--{name}", "given together with --no-standalone", hint="it is for the worker"
                 )
+        refuse_without_worker(options)
         return ()
     serving = serving_of(options, settings.concurrency)
     name = default_worker_id() if options.id is None else checked_name("--id", options.id, queue=True)

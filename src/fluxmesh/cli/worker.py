@@ -11,6 +11,14 @@ from typing import Final
 import msgspec
 
 from fluxmesh.cli.app import URL_VARIABLE, describe_app
+from fluxmesh.cli.mesh_options import (
+    KEY,
+    KEY_VARIABLE,
+    MESH_SETTINGS,
+    add_mesh_options,
+    mesh_flags,
+    mesh_overrides,
+)
 from fluxmesh.cli.parser import Options, Parser, count, examples
 from fluxmesh.cli.run import end_by_signal, on_end_of_file
 from fluxmesh.cli.serving import Serving, add_serving_options, as_flags, serving_of
@@ -21,6 +29,7 @@ from fluxmesh.queue import default_worker_id
 from fluxmesh.submission import checked_name
 from fluxmesh.worker.child_process import ChildSpec
 from fluxmesh.worker.deaths import EXIT_HURRIED
+from fluxmesh.worker.meshing import CHILD_FLAG, mesh_of
 
 PROCESSES_MOST: Final = 256
 _CHILD: Final = (sys.executable, "-m", "fluxmesh.cli.child")
@@ -31,9 +40,11 @@ def configure(parser: Parser) -> None:
         "fluxmesh worker",
         "fluxmesh worker --app app:queue --concurrency 16 --processes 2",
         "fluxmesh worker --queues critical,high --reserve critical=1",
+        "fluxmesh worker --mesh --mesh-seeds 10.0.0.7,10.0.0.8 --mesh-encryption-key @mesh.key",
     )
     parser.set_defaults(run=_run)
     add_serving_options(parser)
+    add_mesh_options(parser)
     group = parser.add_argument_group("who runs it")
     group.add_argument("--id", metavar="NAME", help="worker id (host, process id and four digits)")
     group.add_argument(
@@ -50,13 +61,14 @@ def _run(options: Options) -> int:
     from fluxmesh.obs.log import configure as configure_logs
 
     end_by_signal(daemon=True)
-    settings = settings_of(options, "concurrency", "grace_s", "app")
+    settings = settings_of(options, "concurrency", "grace_s", "app", *MESH_SETTINGS)
     serving = serving_of(options, settings.concurrency)
     worker_id = default_worker_id() if options.id is None else checked_name("--id", options.id, queue=True)
     if settings.app is not None:
         settings = settings_of_app(options, settings)
     say_storage(settings)
     names = child_ids(worker_id, options.processes)
+    check_mesh(settings, len(names))
     announce(
         settings,
         f"worker {worker_id}: {serving.sentence}; {len(names)} x {settings.concurrency} jobs at once",
@@ -70,7 +82,10 @@ def _run(options: Options) -> int:
     )
     configure_logs(settings.log_level, settings.log_format)
     flags = child_flags(options, settings, serving)
-    children = [ChildSpec(name, child_argv(name, flags), child_environ(options)) for name in names]
+    children = [
+        ChildSpec(name, (*child_argv(name, flags), CHILD_FLAG, str(number)), child_environ(options))
+        for number, name in enumerate(names)
+    ]
     return asyncio.run(_supervise(settings, children, stop_at_eof=options.stop_at_eof))
 
 
@@ -82,7 +97,14 @@ def settings_of_app(options: Options, settings: Settings) -> Settings:
     own = {
         name: value for name in ("concurrency", "grace_s") if (value := getattr(options, name)) is not None
     }
+    own |= mesh_overrides(options)
     return msgspec.structs.replace(settings_of_queue, url=url, app=settings.app, **own)
+
+
+def check_mesh(settings: Settings, processes: int) -> None:
+    """Raises InvalidOption now for what would keep a child from starting."""
+    for number in (0, processes - 1):
+        mesh_of(None, settings, child=number)
 
 
 def child_ids(worker_id: str, processes: int | None) -> list[str]:
@@ -99,9 +121,11 @@ def common_flags(options: Options) -> list[str]:
 
 
 def child_environ(options: Options) -> dict[str, str] | None:
-    """With the URL, whose password everybody could read off the list of processes. None: ours will do."""
-    url = overrides(options)["url"]
-    return None if url is None else {**os.environ, URL_VARIABLE: url}
+    """With the URL, whose password everybody could read off the list of processes, and the key of the mesh.
+    None: ours will do."""
+    hidden = {URL_VARIABLE: overrides(options)["url"], KEY_VARIABLE: getattr(options, KEY, None)}
+    told = {name: value for name, value in hidden.items() if value is not None}
+    return {**os.environ, **told} if told else None
 
 
 def child_flags(options: Options, settings: Settings, serving: Serving) -> list[str]:
@@ -109,6 +133,7 @@ def child_flags(options: Options, settings: Settings, serving: Serving) -> list[
     flags += ["--concurrency", str(settings.concurrency), "--grace", repr(settings.grace_s)]
     if settings.app is not None:
         flags += ["--app", settings.app]
+    flags += mesh_flags(options)
     if options.builtins is not None:
         flags.append("--builtins" if options.builtins else "--no-builtins")
     return flags

@@ -15,6 +15,7 @@ from fluxmesh.client.verbs import DEFAULT_LIMIT, Verbs, checked_limit, page_size
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.errors import FluxMeshError, InvalidOption
 from fluxmesh.job import Attempt, Job
+from fluxmesh.peers import Observation, OwnerView, RingView
 from fluxmesh.query import PAGE_MAX, Page
 from fluxmesh.storage.values import Cancelled, DeadGroup, QueueStats, WorkerInfo
 from fluxmesh.submission import checked_int, checked_seconds
@@ -250,6 +251,15 @@ class AsyncClient(_Face):
     async def workers(self) -> list[WorkerInfo]:
         return await self._do(self._verbs.workers())
 
+    async def mesh(self) -> list[Observation]:
+        return await self._do(self._verbs.mesh())
+
+    async def mesh_rings(self, queue: str | None = None) -> list[RingView]:
+        return await self._do(self._verbs.mesh_rings(queue))
+
+    async def mesh_owner(self, key: str, *, queue: str = "default") -> OwnerView:
+        return await self._do(self._verbs.mesh_owner(key, queue))
+
     async def metrics(self) -> Metrics:
         return await self._do(self._verbs.metrics())
 
@@ -404,6 +414,18 @@ class Client(_Face):
     def workers(self) -> list[WorkerInfo]:
         """Every run of a worker that the storage knows."""
         return self._do(self._verbs.workers())
+
+    def mesh(self) -> list[Observation]:
+        """The members of the mesh, as each worker sees them."""
+        return self._do(self._verbs.mesh())
+
+    def mesh_rings(self, queue: str | None = None) -> list[RingView]:
+        """Who owns which share of the keys, by queue."""
+        return self._do(self._verbs.mesh_rings(queue))
+
+    def mesh_owner(self, key: str, *, queue: str = "default") -> OwnerView:
+        """To whom a key belongs, as most workers see it. Raises NotInMesh."""
+        return self._do(self._verbs.mesh_owner(key, queue))
 
     def metrics(self) -> Metrics:
         """True numbers of stored jobs."""

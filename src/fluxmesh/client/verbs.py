@@ -20,6 +20,7 @@ from fluxmesh.errors import FluxMeshError, InvalidOption, OutcomeUnknown, Storag
 from fluxmesh.ids import is_job_id
 from fluxmesh.job import Attempt, Job
 from fluxmesh.outcome import checked_delay_s
+from fluxmesh.peers import Observation, OwnerView, RingView
 from fluxmesh.query import PAGE_DEFAULT, Page
 from fluxmesh.storage.values import Cancelled, DeadGroup, QueueStats, WorkerInfo
 from fluxmesh.submission import (
@@ -211,6 +212,15 @@ class Verbs:
 
     def workers(self) -> Plan[list[WorkerInfo]]:
         return self._get("/workers", answers.list_of(answers.as_struct(WorkerInfo)))
+
+    def mesh(self) -> Plan[list[Observation]]:
+        return self._get("/mesh", answers.list_of(answers.as_struct(Observation)))
+
+    def mesh_rings(self, queue: str | None) -> Plan[list[RingView]]:
+        return self._get("/mesh/ring", answers.list_of(answers.as_struct(RingView)), queue=queue)
+
+    def mesh_owner(self, key: str, queue: str) -> Plan[OwnerView]:
+        return self._get("/mesh/owner", answers.as_struct(OwnerView), key=key, queue=queue)
 
     def metrics(self) -> Plan[Metrics]:
         return self._get("/metrics", answers.as_struct(Metrics))

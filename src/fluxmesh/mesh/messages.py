@@ -83,7 +83,7 @@ class Record(Struct, frozen=True, array_like=True, gc=False):
         return Address(self.host, self.port)
 
 
-class Meta(Struct, frozen=True, array_like=True):
+class Meta(Struct, frozen=True, array_like=True, gc=False):
     """What changes seldom; at most META_MAX_BYTES encoded. Fetched by whoever sees a new hash."""
 
     queues: Annotated[tuple[Name, ...], msgspec.Meta(max_length=128)]
@@ -126,7 +126,7 @@ class Digest(Struct, frozen=True, array_like=True, gc=False):
 # --- datagrams ----------------------------------------------------------------------------------------
 
 
-class Ping(Struct, frozen=True, array_like=True, tag=1):
+class Ping(Struct, frozen=True, array_like=True, gc=False, tag=1):
     """`target` is the run that is meant: another run of that address answers nothing. `about` is what we
     hold about it if that is not plain Alive, so that it can refute."""
 
@@ -139,7 +139,7 @@ class Ack(Struct, frozen=True, array_like=True, gc=False, tag=2):
     seq: Count
 
 
-class PingReq(Struct, frozen=True, array_like=True, tag=3):
+class PingReq(Struct, frozen=True, array_like=True, gc=False, tag=3):
     """Ask the receiver to ping `target` for us; `window_ms` is how long we wait, a Nack comes at 0.8 of
     it."""
 
@@ -150,27 +150,27 @@ class PingReq(Struct, frozen=True, array_like=True, tag=3):
     window_ms: Amount
 
 
-class AckRelay(Struct, frozen=True, array_like=True, tag=4):
+class AckRelay(Struct, frozen=True, array_like=True, gc=False, tag=4):
     """The target of our PingReq answered the helper."""
 
     seq: Count
     target: NodeRef
 
 
-class Nack(Struct, frozen=True, array_like=True, tag=5):
+class Nack(Struct, frozen=True, array_like=True, gc=False, tag=5):
     """The helper is well, the target has not answered it yet."""
 
     seq: Count
 
 
-class Gossip(Struct, frozen=True, array_like=True, tag=6):
+class Gossip(Struct, frozen=True, array_like=True, gc=False, tag=6):
     """Nothing but what is behind it: news and loads."""
 
 
 Message = Ping | Ack | PingReq | AckRelay | Nack | Gossip
 
 
-class Packet(Struct, frozen=True, array_like=True):
+class Packet(Struct, frozen=True, array_like=True, gc=False):
     """One datagram. `sender` is who says so (the key proves membership, not identity); its incarnation saves
     a refuted node a round."""
 
@@ -185,7 +185,7 @@ class Packet(Struct, frozen=True, array_like=True):
 # --- calls over streams ---------------------------------------------------------------------------------
 
 
-class Compare(Struct, frozen=True, array_like=True, tag=1):
+class Compare(Struct, frozen=True, array_like=True, gc=False, tag=1):
     """Push-pull, first step: do we hold the same? `hash` is over the sorted digests, `count` how many there
     are."""
 
@@ -193,17 +193,17 @@ class Compare(Struct, frozen=True, array_like=True, tag=1):
     count: Count
 
 
-class Same(Struct, frozen=True, array_like=True, tag=2):
+class Same(Struct, frozen=True, array_like=True, gc=False, tag=2):
     pass
 
 
-class Digests(Struct, frozen=True, array_like=True, tag=3):
+class Digests(Struct, frozen=True, array_like=True, gc=False, tag=3):
     """Answer to Compare that differs: all of mine."""
 
     digests: Annotated[list[Digest], msgspec.Meta(max_length=MEMBERS_MAX)]
 
 
-class Exchange(Struct, frozen=True, array_like=True, tag=4):
+class Exchange(Struct, frozen=True, array_like=True, gc=False, tag=4):
     """Push-pull, second step: what I hold that is newer or unknown to you, and whose records I want."""
 
     records: Annotated[list[Record], msgspec.Meta(max_length=MEMBERS_MAX)]
@@ -211,32 +211,32 @@ class Exchange(Struct, frozen=True, array_like=True, tag=4):
     metas: Annotated[list[Meta], msgspec.Meta(max_length=METAS_MAX)] = []  # each once: a hash names its Meta
 
 
-class Records(Struct, frozen=True, array_like=True, tag=5):
+class Records(Struct, frozen=True, array_like=True, gc=False, tag=5):
     records: Annotated[list[Record], msgspec.Meta(max_length=MEMBERS_MAX)]
     metas: Annotated[list[Meta], msgspec.Meta(max_length=METAS_MAX)] = []
 
 
-class MetaGet(Struct, frozen=True, array_like=True, tag=6):
+class MetaGet(Struct, frozen=True, array_like=True, gc=False, tag=6):
     """Asked of the node itself."""
 
     target: NodeRef
 
 
-class MetaIs(Struct, frozen=True, array_like=True, tag=7):
+class MetaIs(Struct, frozen=True, array_like=True, gc=False, tag=7):
     target: NodeRef
     meta: Meta
 
 
-class TcpPing(Struct, frozen=True, array_like=True, tag=8):
+class TcpPing(Struct, frozen=True, array_like=True, gc=False, tag=8):
     target: NodeRef
     about: Record | None = None
 
 
-class TcpAck(Struct, frozen=True, array_like=True, tag=9):
+class TcpAck(Struct, frozen=True, array_like=True, gc=False, tag=9):
     target: NodeRef
 
 
-class Refused(Struct, frozen=True, array_like=True, tag=10):
+class Refused(Struct, frozen=True, array_like=True, gc=False, tag=10):
     """Not this run, not now, or not understood."""
 
     reason: Annotated[str, msgspec.Meta(max_length=200)]
@@ -245,7 +245,7 @@ class Refused(Struct, frozen=True, array_like=True, tag=10):
 Frame = Compare | Same | Digests | Exchange | Records | MetaGet | MetaIs | TcpPing | TcpAck | Refused
 
 
-class StreamFrame(Struct, frozen=True, array_like=True):
+class StreamFrame(Struct, frozen=True, array_like=True, gc=False):
     """One half of a call. `call` pairs an answer with its request on one connection."""
 
     version: Annotated[int, msgspec.Meta(ge=0, le=127)]

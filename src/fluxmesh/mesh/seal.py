@@ -27,7 +27,7 @@ from typing import Final, Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fluxmesh.mesh.timing import FRAME_MAX_BYTES, MEMBERS_MAX, SEAL_BYTES, TOMBSTONE_NS
+from fluxmesh.mesh.timing import FRAME_MAX_BYTES, MEMBERS_MAX, SEAL_BYTES, TOMBSTONE_NS, S
 
 KEY_BYTES: Final = 32
 KEYS_MAX: Final = 4
@@ -36,12 +36,14 @@ GREETING_BYTES: Final = 16
 REPLAY_WINDOW: Final = 1_024  # packets of one process that may overtake each other
 SALTS_MAX: Final = MEMBERS_MAX + MEMBERS_MAX // 4  # runs of which a window is kept
 SALT_IDLE_NS: Final = TOMBSTONE_NS  # and for how long after their last packet
+SWEEP_NS: Final = 600 * S  # how often those are looked for
 CIPHERS_MAX: Final = 256  # ready to use; one takes 3 kB, and another is made in 2 us
 
 _SEALED: Final = 0xF1  # none of these begins a msgpack array
 _PLAIN: Final = 0xF0
-_HEADER: Final = struct.Struct(">B3s12sQ")
-_HEADER_BYTES: Final = _HEADER.size
+_HEADER_BYTES: Final = 24
+_COUNTER: Final = struct.Struct(">Q")
+_NONCE_HEAD: Final = bytes(4)
 _TAG_BYTES: Final = 16
 _WINDOW_MASK: Final = (1 << REPLAY_WINDOW) - 1
 _GREETING: Final = struct.Struct(">B3s12s")
@@ -134,27 +136,30 @@ class Sealer:
 
     def use(self, keyring: Keyring) -> None:
         """Seal by another ring from now on. The counter goes on, so no nonce comes twice."""
-        self._label = keyring.label
-        self._mark = keyring.seals_with
-        key = keyring.key_of(self._mark)
+        key = keyring.key_of(keyring.seals_with)
         assert isinstance(key, bytes)
+        self._label = keyring.label
+        self._whose = bytes((_SEALED,)) + keyring.seals_with + self._salt
         self._cipher = keyring.derived(key, b"fluxmesh packet", self._salt)
 
     def seal(self, data: bytes) -> bytes:
         self._counter += 1
-        header = _HEADER.pack(_SEALED, self._mark, self._salt, self._counter)
-        return header + self._cipher.encrypt(bytes(4) + header[-8:], data, header + self._label)
+        counter = self._counter.to_bytes(8, "big")
+        header = self._whose + counter
+        return header + self._cipher.encrypt(_NONCE_HEAD + counter, data, header + self._label)
 
 
-class _Window:
-    """The highest counter of one run that was seen, and which of the REPLAY_WINDOW below were."""
+class _Run:
+    """What was heard of one run of a node under one key: the highest counter, and which of the REPLAY_WINDOW
+    below it."""
 
-    __slots__ = ("highest", "seen", "used_ns")
+    __slots__ = ("cipher", "highest", "seen", "used_ns")
 
     def __init__(self) -> None:
         self.highest = 0
         self.seen = 0  # bit 0 is the highest
         self.used_ns = 0
+        self.cipher: AESGCM | None = None
 
     def is_new(self, counter: int) -> bool:
         behind = self.highest - counter
@@ -172,77 +177,81 @@ class _Window:
 class Opener:
     """Opens the datagrams of all others; one per run of a node, since it remembers what it has opened.
 
-    Only what is authentic is remembered, so strangers fill nothing. The run that was silent longest is
-    forgotten first: its packets could then be replayed, which the order of (epoch, incarnation) makes
+    Only what is authentic is remembered, so strangers fill nothing. The runs that were silent longest are
+    forgotten first: their packets could then be replayed, which the order of (epoch, incarnation) makes
     harmless.
     """
 
     def __init__(self, keyring: Keyring) -> None:
-        self._keyring = keyring
-        self._windows: OrderedDict[bytes, _Window] = OrderedDict()
-        self._ciphers: OrderedDict[bytes, AESGCM] = OrderedDict()
+        self._runs: dict[bytes, _Run] = {}  # by mark and salt
+        self._ready: OrderedDict[bytes, _Run] = OrderedDict()  # those with a cipher, the oldest first
+        self._sweep_at_ns: int | None = None
+        self.use(keyring)
 
     def use(self, keyring: Keyring) -> None:
         """Open by another ring from now on; what was seen stays seen."""
         self._keyring = keyring
-        self._ciphers.clear()
+        self._label = keyring.label
+        for run in self._ready.values():
+            run.cipher = None
+        self._ready.clear()
 
     def __len__(self) -> int:
-        return len(self._windows)
+        return len(self._runs)
 
     def open(self, data: bytes, now: int) -> bytes | Refusal:
         """What was sealed, or why it is not known. `now`: ns of a monotonic clock."""
-        if len(data) < SEAL_BYTES:
-            return _of_short(data)
-        version, mark, salt, counter = _HEADER.unpack_from(data)
-        if version != _SEALED:
-            return _of_version(version)
-        window = self._windows.get(salt)
-        if window is not None and not window.is_new(counter):
+        if len(data) < SEAL_BYTES or data[0] != _SEALED:
+            return _of_version(data[0]) if data and data[0] != _SEALED else Refusal.TRUNCATED
+        whose = data[1:16]
+        (counter,) = _COUNTER.unpack_from(data, 16)
+        run = self._runs.get(whose)
+        if run is not None and counter <= run.highest and not run.is_new(counter):
             return Refusal.REPLAY
-        whose = mark + salt
-        cipher = self._ciphers.get(whose)
+        cipher = run.cipher if run is not None else None
         if cipher is None:
-            key = self._keyring.key_of(mark)
+            key = self._keyring.key_of(whose[:3])
             if isinstance(key, Refusal):
                 return key
-            cipher = self._keyring.derived(key, b"fluxmesh packet", salt)
-        header = data[:_HEADER_BYTES]
-        nonce = bytes(4) + header[-8:]
+            cipher = self._keyring.derived(key, b"fluxmesh packet", whose[3:])
         try:
-            opened = cipher.decrypt(nonce, data[_HEADER_BYTES:], header + self._keyring.label)
+            nonce = _NONCE_HEAD + data[16:24]
+            opened = cipher.decrypt(nonce, data[_HEADER_BYTES:], data[:_HEADER_BYTES] + self._label)
         except InvalidTag:
             return Refusal.FORGED
-        self._remember(whose, salt, cipher, window or _Window(), counter, now)
+        if run is None:
+            run = self._added(whose, now)
+        if run.cipher is None:
+            self._keep_ready(whose, run, cipher)
+        run.note(counter)
+        run.used_ns = now
         return opened
 
-    def _remember(
-        self, whose: bytes, salt: bytes, cipher: AESGCM, window: _Window, counter: int, now: int
-    ) -> None:
-        window.note(counter)
-        window.used_ns = now
-        windows, ciphers = self._windows, self._ciphers
-        if salt in windows:
-            windows.move_to_end(salt)
-        else:
-            windows[salt] = window
-            while len(windows) > SALTS_MAX or next(iter(windows.values())).used_ns < now - SALT_IDLE_NS:
-                windows.popitem(last=False)
-        if whose in ciphers:
-            ciphers.move_to_end(whose)
-        else:
-            ciphers[whose] = cipher
-            if len(ciphers) > CIPHERS_MAX:
-                ciphers.popitem(last=False)
+    def _keep_ready(self, whose: bytes, run: _Run, cipher: AESGCM) -> None:
+        run.cipher = cipher
+        self._ready[whose] = run
+        if len(self._ready) > CIPHERS_MAX:
+            self._ready.popitem(last=False)[1].cipher = None
+
+    def _added(self, whose: bytes, now: int) -> _Run:
+        if self._sweep_at_ns is None or now >= self._sweep_at_ns:
+            self._sweep_at_ns = now + SWEEP_NS
+            self._forget([known for known, run in self._runs.items() if run.used_ns < now - SALT_IDLE_NS])
+        if len(self._runs) >= SALTS_MAX:  # many at once, since looking for them takes as long as for one
+            by_silence = sorted(self._runs, key=lambda known: self._runs[known].used_ns)
+            self._forget(by_silence[: SALTS_MAX // 16 + 1])
+        run = self._runs[whose] = _Run()
+        return run
+
+    def _forget(self, some: Sequence[bytes]) -> None:
+        for whose in some:
+            del self._runs[whose]
+            self._ready.pop(whose, None)
 
 
 def _of_version(version: int) -> Refusal:
     # A bare msgpack array is plaintext as well.
     return Refusal.PLAINTEXT if version == _PLAIN or version & 0xF0 == 0x90 else Refusal.VERSION
-
-
-def _of_short(data: bytes) -> Refusal:
-    return Refusal.TRUNCATED if not data or data[0] == _SEALED else _of_version(data[0])
 
 
 class SealedSession:
@@ -320,18 +329,14 @@ class Sealed:
         self._keyring = keyring
         self._sealer = Sealer(keyring, salt=salt)
         self._opener = Opener(keyring)
+        self.seal: Final = self._sealer.seal  # without a step between: every packet takes it
+        self.open: Final = self._opener.open
 
     def use(self, keyring: Keyring) -> None:
         """Change the ring while packets are under way; connections keep the one they began with."""
         self._keyring = keyring
         self._sealer.use(keyring)
         self._opener.use(keyring)
-
-    def seal(self, data: bytes) -> bytes:
-        return self._sealer.seal(data)
-
-    def open(self, data: bytes, now: int) -> bytes | Refusal:
-        return self._opener.open(data, now)
 
     def session(self, nonce: bytes) -> SealedSession:
         return SealedSession(self._keyring, nonce=nonce)

@@ -45,6 +45,7 @@ BAD_META: Final = "particulars"
 
 NAME_MAX_BYTES: Final = 200  # of UTF-8: two names, a record and a load still fit into one datagram
 _GUESSED_BYTES: Final = 64  # of a piece of news
+_LEAST_BYTES: Final = 12  # of any
 _FORBIDDEN: Final = frozenset("{}:")
 
 Thing = TypeVar("Thing", Packet, StreamFrame)
@@ -52,6 +53,7 @@ Thing = TypeVar("Thing", Packet, StreamFrame)
 _encoder: Final = msgspec.msgpack.Encoder()
 _encode: Final = _encoder.encode
 _packet_of: Final = msgspec.msgpack.Decoder(Packet).decode
+_WITH_TARGET: Final = frozenset({Ping, PingReq, AckRelay})
 _frame_of: Final = msgspec.msgpack.Decoder(StreamFrame).decode
 
 
@@ -109,21 +111,22 @@ def _fitting(items: Sequence[Record | Load], room: int, *, taken: int = 0) -> tu
 
     As many at a time as will probably fit, by the size of those before: one by one takes twice as long.
     """
-    count, most = 0, min(len(items), NEWS_MAX - taken)
+    count, most, size = 0, min(len(items), NEWS_MAX - taken), _GUESSED_BYTES
     data = b""
-    size = _GUESSED_BYTES
-    while count < most:
-        more = min(most - count, max(1, (room - len(data)) // size))
-        blob = _encode(items[count : count + more])[1 + _longer_head(more) :]
-        if len(data) + len(blob) + _longer_head(taken + count + more) <= room:
-            data += blob
+    left = room
+    while count < most and left >= _LEAST_BYTES:
+        more = min(most - count, left // size or 1)
+        blob = _encode(items[count : count + more])[1 if more < 16 else 3 :]
+        if len(blob) + _longer_head(taken + count + more) <= left:
+            data = data + blob if data else blob
             count += more
+            left -= len(blob)
             size = len(blob) // more + 1
         elif more == 1:
             break
         else:
             size = max(size, (len(blob) + 2) // more) + 1  # so the next try is for fewer
-    return data, count, room - len(data) - _longer_head(taken + count)
+    return data, count, left - _longer_head(taken + count)
 
 
 def _longer_head(length: int) -> int:
@@ -139,19 +142,20 @@ def decode_packet(data: bytes) -> Packet | str:
     """The packet, or why it is refused. Never raises."""
     if len(data) > DATAGRAM_MAX_BYTES:
         return TOO_LARGE
-    if refusal := _head_refusal(data):
-        return refusal
     try:
         packet = _packet_of(data)
     except msgspec.ValidationError:
-        return OUT_OF_BOUNDS
+        return _head_refusal(data) or OUT_OF_BOUNDS
     except Exception:  # truncated, nested too deeply, not UTF-8: the bytes are a stranger's
-        return MALFORMED
+        return _head_refusal(data) or MALFORMED
+    if packet.version != PROTOCOL:
+        return VERSION
     return _packet_refusal(packet) or packet
 
 
 def _head_refusal(data: bytes) -> str:
-    """The version stands in the second byte of both kinds, so that it can be read whatever follows it."""
+    """Another version may look otherwise in every other way. So it stands in the second byte, of an array of
+    less than 16 items."""
     if len(data) < 2 or data[0] & 0xF0 != 0x90 or data[1] > 0x7F:
         return MALFORMED
     return "" if data[1] == PROTOCOL else VERSION
@@ -160,7 +164,7 @@ def _head_refusal(data: bytes) -> str:
 def _packet_refusal(packet: Packet) -> str:
     if name_refusal(packet.sender.worker_id):
         return BAD_NAME
-    if refusal := _target_refusal(packet.message):
+    if type(packet.message) in _WITH_TARGET and (refusal := _target_refusal(packet.message)):
         return refusal
     for load in packet.loads:
         if name_refusal(load.worker_id):
@@ -209,14 +213,14 @@ def decode_frame(data: bytes) -> StreamFrame | str:
     """The frame, or why it is refused. Never raises."""
     if len(data) > FRAME_MAX_BYTES:
         return TOO_LARGE
-    if refusal := _head_refusal(data):
-        return refusal
     try:
         frame = _frame_of(data)
     except msgspec.ValidationError:
-        return OUT_OF_BOUNDS
+        return _head_refusal(data) or OUT_OF_BOUNDS
     except Exception:  # as above
-        return MALFORMED
+        return _head_refusal(data) or MALFORMED
+    if frame.version != PROTOCOL:
+        return VERSION
     return _frame_refusal(frame) or frame
 
 

@@ -35,6 +35,7 @@ from fluxmesh.storage.values import (
     Enqueued,
     ExchangeAnswer,
     ExchangeRequest,
+    MeshView,
     OrphansAnswer,
     Owned,
     ProgressNote,
@@ -157,7 +158,8 @@ class Storage(Protocol):
     async def beat(self, worker: WorkerRef, owned: Sequence[Owned] | None, view: WorkerView) -> BeatAnswer:
         """Renew the lease of all jobs of this epoch. Puts a missing row back with the same epoch unless a
         newer one of that id exists. A job owned by this epoch for more than 2 beats that is absent from
-        two lists running is released. `owned` None (a supervisor's beat) only renews."""
+        two lists running is released. `owned` None (a supervisor's beat) only renews. A `view.mesh` that
+        is not None replaces what this epoch told of the mesh; beyond MESH_VIEW_BYTES it is not kept."""
         ...
 
     async def declare_dead(self, worker: WorkerRef, how: str) -> bool:
@@ -243,6 +245,11 @@ class Storage(Protocol):
     async def queue_stats(self) -> list[QueueStats]: ...
     async def dlq_groups(self, limit: int) -> list[DeadGroup]: ...
     async def fleet(self) -> list[WorkerInfo]: ...
+    async def mesh_views(self) -> list[MeshView]:
+        """What workers have told of the mesh, by epoch. Gone with the worker's row, its proven death and its
+        being fenced by a newer run; a lapsed lease alone leaves it."""
+        ...
+
     async def info(self) -> StorageInfo:
         """What storage this is. Raises StorageRefused if it was set up since so that it cannot keep jobs."""
         ...

@@ -13,6 +13,7 @@ from fluxmesh.outcome import Counters, Transition
 
 PARK_CAP: Final = 1_000
 MAX_HOPS: Final = 2
+MESH_VIEW_BYTES: Final = 64 << 10
 HELD_TAKEABLE_AFTER_S: Final = 0.1
 # How an owner died when storage found out by itself; `declare_dead` of one who knows better replaces it.
 PROCESS_GONE: Final = "its process is gone"
@@ -190,11 +191,15 @@ class TakeAnswer(Struct, frozen=True):
 
 
 class WorkerView(Struct, frozen=True):
-    """What a beat tells of its worker. A beat of a supervisor has no list of jobs and only renews."""
+    """What a beat tells of its worker. A beat of a supervisor has no list of jobs and only renews.
+
+    `mesh` is the mesh as the worker sees it, at most MESH_VIEW_BYTES, which storage keeps without reading
+    it: None = as told before, b"" = nothing any more."""
 
     registration: Registration
     status: str = "ready"  # ready, draining, retiring
     running: int = 0
+    mesh: bytes | None = None
 
 
 class BeatAnswer(Struct, frozen=True):
@@ -345,6 +350,15 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     held: int
     started_at: float
     last_heartbeat: float
+
+
+class MeshView(Struct, frozen=True):
+    """The mesh as one worker told it last, `told_at` by the storage's clock. `view` as in WorkerView."""
+
+    worker_id: str
+    epoch: int
+    told_at: float
+    view: bytes
 
 
 class StorageInfo(Struct, frozen=True):

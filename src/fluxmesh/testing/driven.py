@@ -12,7 +12,7 @@ from typing import Any, Final
 from fluxmesh.clock import Clock
 from fluxmesh.errors import WaitTimeout
 from fluxmesh.queue import Queue
-from fluxmesh.running import WorkerHandle
+from fluxmesh.running import WorkerHandle, worker_maker
 from fluxmesh.storage.registry import resolved_url
 from fluxmesh.worker.observe import Claimed, JobSettled, JobsReleased, JobStarted, WorkerEvent
 
@@ -35,8 +35,15 @@ class DrivenWorker:
         Jobs that are not due stay: move the clock and call this again. Raises WaitTimeout if there is no
         end after `timeout` real seconds, and what made the worker fail."""
         watch = _Watch()
-        make, worker_id = self.queue._worker_maker(
-            queues or ("default",), None, self._concurrency, None, 0.0, None, None, watch.hear
+        make, worker_id = worker_maker(
+            self.queue,
+            queues or ("default",),
+            clock=self.queue._clock,
+            create=self.queue._create,
+            observer=watch.hear,
+            concurrency=self._concurrency,
+            grace_s=0.0,
+            mesh=False,
         )
         handle = WorkerHandle(make, worker_id)
         handle.start()

@@ -59,7 +59,8 @@ def meaning_of_death(run: Run, now: float) -> OnDeath:
 
 class Beater:
     """`on_report` is called on the worker's loop, and only when there is something new to tell; `on_failure`
-    if the beats end by an error; `on_end` on the thread, when no beat will be sent any more."""
+    if the beats end by an error; on the thread `view` before each beat, `on_told` after one that storage has
+    answered, and `on_end` when no beat will be sent any more."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Beater:
         open_storage: Callable[[bool], Awaitable[Storage]],
         worker: WorkerRef,
         view: Callable[[], WorkerView],
+        on_told: Callable[[WorkerView], None],
         table: RunTable,
         lease: Lease,
         clock: Clock,
@@ -81,6 +83,7 @@ class Beater:
         self._open_storage = open_storage
         self._worker = worker
         self._view = view
+        self._on_told = on_told
         self._table = table
         self._lease = lease
         self._clock = clock
@@ -221,8 +224,9 @@ class Beater:
         sent_s = self._clock.mono_s()
         sent_at_us = self._clock.wall_us()
         owned = self._table.owned()
+        view = self._view()
         try:
-            answer = await storage.beat(self._worker, owned, self._view())
+            answer = await storage.beat(self._worker, owned, view)
         except FluxMeshError as error:
             if isinstance(error, StorageDamaged):
                 self._tell(self._on_failure, error)  # once is enough: the first failure is kept
@@ -234,6 +238,7 @@ class Beater:
         if self._failures:
             _log.warning("storage answers again", verb="beat", failures=self._failures)
             self._failures = 0
+        self._on_told(view)
         self._skew.look(sent_at_us, self._clock.wall_us(), answer.now_us)
         if answer.standing is Standing.GOOD:
             self._lease.renewed(sent_s)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from fluxmesh.job import TIERS
 from fluxmesh.submission import DEFAULT_QUEUE
+
+if TYPE_CHECKING:
+    from fluxmesh.mesh.options import MeshWorker
 
 
 class WorkerEnd(StrEnum):
@@ -21,7 +24,8 @@ class WorkerEnd(StrEnum):
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True):
-    """What one worker does. `reserve[tier]` slots are kept for jobs of that tier."""
+    """What one worker does. `reserve[tier]` slots are kept for jobs of that tier. `mesh` None: it is in none;
+    `mesh_optional`: if its mesh cannot be had, it runs without."""
 
     worker_id: str
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
@@ -30,3 +34,5 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     reserve: dict[int, int] = {}
     grace_s: float
     on_lease_lost: Literal["continue", "cancel"] = "continue"
+    mesh: MeshWorker | None = None
+    mesh_optional: bool = False

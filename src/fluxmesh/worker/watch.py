@@ -37,8 +37,8 @@ class Orphanage:
 
 
 class LoopWatch:
-    """`on_blocked` is called on the watching thread, at each look while the loop stands still; `is_alone`
-    says whether it will never turn again and nobody minds."""
+    """`on_blocked` is called on the watching thread, at each look while the loop stands still, `on_turn` at
+    every look with whether it does; `is_alone` says whether it will never turn again and nobody minds."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class LoopWatch:
         is_alone: Callable[[], bool],
         on_alone: Callable[[], None],
         observer: Observer | None,
+        on_turn: Callable[[bool], None],
     ) -> None:
         self._loop = loop
         self._name = name
@@ -64,6 +65,7 @@ class LoopWatch:
         self._is_alone = is_alone
         self._on_alone = on_alone
         self._observer = observer
+        self._on_turn = on_turn
         self._over = threading.Event()
         self._probed_s = 0.0
         self._answered = True
@@ -101,6 +103,7 @@ class LoopWatch:
                 self._blocked = True
                 self._blame()
             self._on_blocked()
+        self._on_turn(self._blocked)
         if self._orphanage is not None:
             self._look_after_supervisor(self._orphanage, now_s)
 

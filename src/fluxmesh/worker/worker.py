@@ -7,7 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fluxmesh.clock import Clock
 from fluxmesh.config import Settings
@@ -15,7 +15,7 @@ from fluxmesh.errors import StorageUnreachable
 from fluxmesh.obs.log import get_logger
 from fluxmesh.scheduler.housekeeping import Housekeeper
 from fluxmesh.storage.base import Storage
-from fluxmesh.storage.values import Registration, Standing, WorkerRef, WorkerView
+from fluxmesh.storage.values import Registration, Standing, WorkerRef
 from fluxmesh.submission import checked_name, checked_queue, checked_tier
 from fluxmesh.task import TaskRegistry
 from fluxmesh.worker.beater import Beater, BeatReport
@@ -27,6 +27,7 @@ from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.lease import Lease
 from fluxmesh.worker.leaving import LEAVE_S, leave_storage
 from fluxmesh.worker.ledger import Ledger
+from fluxmesh.worker.meshing import Meshing
 from fluxmesh.worker.notices import NoticeListener
 from fluxmesh.worker.observe import LeaseLapsed, Observer
 from fluxmesh.worker.progress import ProgressSender
@@ -34,6 +35,9 @@ from fluxmesh.worker.runner import Runner
 from fluxmesh.worker.runs import RunTable
 from fluxmesh.worker.slots import Slots, checked_reserve
 from fluxmesh.worker.watch import LoopWatch, Orphanage
+
+if TYPE_CHECKING:
+    from fluxmesh.mesh.node import MeshNode
 
 STUCK_PER_SLOT: Final = 2  # more bodies than this that cannot be stopped, and the worker retires at once
 OPEN_S: Final = 30.0
@@ -92,6 +96,9 @@ class Worker:
             hostname=socket.gethostname(),
             pid=os.getpid(),
         )
+        self._meshing = Meshing(
+            config, self._registration, settings.namespace, clock, lambda: self.running_count
+        )
         self._orphanage: Orphanage | None = None
         self._status = "ready"
         self._ref = WorkerRef(config.worker_id, 0)
@@ -114,6 +121,11 @@ class Worker:
     def epoch(self) -> int:
         """What the registration gave; 0 before it."""
         return self._ref.epoch
+
+    @property
+    def mesh(self) -> MeshNode | None:
+        """Its node in the mesh, from the start on; None: it is in none."""
+        return self._meshing.node
 
     @property
     def running_count(self) -> int:
@@ -160,6 +172,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._storage = await self._open_storage(False)
         try:
+            await self._meshing.prepare()
             sent_s = self._clock.mono_s()
             epoch = await self._storage.register(self._registration)
             self._ref = WorkerRef(self.worker_id, epoch)
@@ -169,6 +182,7 @@ class Worker:
             self._make_parts()
             await self._start_beats()
         except BaseException:
+            self._meshing.abandon()
             await self._storage.close()
             raise
         self._watch_lease()
@@ -191,6 +205,7 @@ class Worker:
     async def _start_beats(self) -> None:
         try:
             await self._beater.start(OPEN_S)
+            await self._meshing.start(self.epoch, on_fenced=self._on_fenced)
         except BaseException as error:
             await self._beater.stop(LEAVE_S)
             await self._storage.declare_dead(self._ref, "left")
@@ -239,7 +254,8 @@ class Worker:
             self._loop,
             open_storage=self._open_storage,
             worker=self._ref,
-            view=lambda: WorkerView(self._registration, self._status, self.running_count),
+            view=lambda: self._meshing.view(self._status),
+            on_told=self._meshing.told,
             table=self._table,
             lease=self._lease,
             clock=self._clock,
@@ -260,15 +276,11 @@ class Worker:
             is_alone=self._beater.is_alone,
             on_alone=self._beater.wake,
             observer=self._observer,
+            on_turn=self._meshing.publish,
         )
         self._notices = NoticeListener(self._storage, self._ref, nudge_beat=self._beater.nudge)
         self._housekeeper = Housekeeper(
-            self._storage,
-            self._settings,
-            self._clock,
-            self._rng,
-            self._registry,
-            on_damage=self._on_failure,
+            self._storage, self._settings, self._clock, self._rng, self._registry, on_damage=self._on_failure
         )
 
     # -- what the parts report ---------------------------------------------------------------------------
@@ -410,6 +422,7 @@ class Worker:
         _log.info("worker draining", worker=self.worker_id, why=end.value, running=self.running_count)
         self._status = "retiring" if end is WorkerEnd.RETIRED else "draining"
         self._housekeeper.request_stop()
+        self._meshing.begin_leave()
         self._beater.nudge()
         await self._within(self._bodies_end(), grace_s, 0.0)
         for run in self._table.bodies():
@@ -476,4 +489,5 @@ class Worker:
         await self._runner.kill_processes()
         self._progress.close()
         await asyncio.gather(*(it.stop(LEAVE_S) for it in (self._fetcher, self._housekeeper, self._notices)))
+        await self._meshing.left(hurried=self._hurry.is_set())
         await leave_storage(self._storage, self._ref, self._beater)

@@ -82,7 +82,7 @@ def test_a_packet_may_be_1023_behind_and_no_more() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3_000), max_size=80))
 def test_the_window_agrees_with_a_set_of_all_that_came(order: list[int]) -> None:
-    window, seen, highest = seal._Window(), set[int](), 0
+    window, seen, highest = seal._Run(), set[int](), 0
     for number in order:
         counter = number + 1
         expected = counter not in seen and counter > highest - seal.REPLAY_WINDOW
@@ -162,9 +162,10 @@ def test_runs_are_forgotten_the_longest_silent_first_and_all_of_them_in_the_end(
     assert len(opener) == 3
     assert opener.open(kept[0], 5) is Refusal.REPLAY
     assert opener.open(kept[2], 5) is Refusal.REPLAY
-    assert len(opener._ciphers) == 2
+    assert len(opener._ready) == 2
     assert opener.open(sealers[4].seal(b"x"), 6 + seal.SALT_IDLE_NS) == b"x"
     assert len(opener) == 1
+    assert len(opener._ready) == 1
 
 
 def test_a_run_takes_less_than_a_kilobyte() -> None:
@@ -345,7 +346,7 @@ def test_a_greeting_says_whose_it_is() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64))
 def test_a_session_raises_on_no_bytes(data: bytes) -> None:
-    for one, other in pairs():
+    for one, _ in pairs():
         one.greeted(data)
         one.greeted(data[:16].ljust(16, b"\0"))
     one, other = greeted(a_session(1), a_session(2))

@@ -140,6 +140,14 @@ class TestOpening:
         assert tables(db) == {"job"}
         db.close()
 
+    def test_a_file_from_before_the_mesh_gets_what_it_lacks_and_keeps_what_it_has(self, bench: Bench) -> None:
+        bench.db.execute(f'drop table "{bench.sql.namespace}:mesh"')
+        bench.db.execute(f"update \"{bench.sql.namespace}:meta\" set value = 7 where name = 'epoch'")
+        prepare_schema(bench.db, bench.sql, bench.path)
+        assert bench.db.execute(f'select count(*) from "{bench.sql.namespace}:mesh"').get == 0
+        found = f"select value from \"{bench.sql.namespace}:meta\" where name = 'epoch'"
+        assert bench.db.execute(found).get == 7
+
     def test_a_newer_schema_is_refused_with_the_way_out(self, bench: Bench) -> None:
         bench.db.execute("pragma user_version = 99")
         with pytest.raises(StorageRefused, match=r"schema 99.*update"):

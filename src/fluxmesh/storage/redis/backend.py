@@ -31,6 +31,7 @@ from fluxmesh.storage.values import (
     Enqueued,
     ExchangeAnswer,
     ExchangeRequest,
+    MeshView,
     OrphansAnswer,
     Owned,
     ProgressNote,
@@ -203,6 +204,9 @@ class RedisStorage:
 
     async def fleet(self) -> list[WorkerInfo]:
         return await reads.fleet(self._scripts)
+
+    async def mesh_views(self) -> list[MeshView]:
+        return await reads.mesh_views(self._scripts)
 
     async def info(self) -> StorageInfo:
         return await reads.info(self._scripts, self.namespace)

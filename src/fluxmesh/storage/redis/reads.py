@@ -14,7 +14,15 @@ from fluxmesh.storage.redis.connection import Connections
 from fluxmesh.storage.redis.look import PARKED, READY, Look, Tally, score_of, tally_of
 from fluxmesh.storage.redis.rows import STATUS, number, status_of, text
 from fluxmesh.storage.redis.scripts import Scripts
-from fluxmesh.storage.values import Counts, DeadGroup, QueueStats, Registration, StorageInfo, WorkerInfo
+from fluxmesh.storage.values import (
+    Counts,
+    DeadGroup,
+    MeshView,
+    QueueStats,
+    Registration,
+    StorageInfo,
+    WorkerInfo,
+)
 
 _HELD: Final = 3
 _RUNNING: Final = 4
@@ -22,6 +30,7 @@ _SCHEDULED: Final = 0
 _QUEUED: Final = (READY, PARKED, _HELD)
 _SILENT_BEATS: Final = 2
 _WORKERS_AT_ONCE: Final = 50
+_VIEWS_AT_ONCE: Final = 16  # of MESH_VIEW_BYTES at most
 _decode_registration = msgspec.msgpack.Decoder(Registration).decode
 
 
@@ -119,6 +128,21 @@ async def fleet(scripts: Scripts) -> list[WorkerInfo]:
         found = (_info_of(epoch, row, int(now)) for epoch, row in zip(some, rows, strict=True) if row)
         infos += [info for info in found if info is not None]
     return infos
+
+
+async def mesh_views(scripts: Scripts) -> list[MeshView]:
+    epochs = await scripts.read("HKEYS", scripts.key("workers"))
+    known = sorted(epoch for epoch in map(number, epochs) if epoch is not None)
+    views: list[MeshView] = []
+    for start in range(0, len(known), _VIEWS_AT_ONCE):
+        some = known[start : start + _VIEWS_AT_ONCE]
+        rows = await scripts.run("read_mesh", [str(epoch) for epoch in some])
+        views += [
+            MeshView(text(row[0]) or "", epoch, (number(row[2]) or 0) / 1e6, bytes(row[1]))
+            for epoch, row in zip(some, rows, strict=True)
+            if row
+        ]
+    return views
 
 
 def _info_of(epoch: int, row: list[Any], now_us: int) -> WorkerInfo | None:

@@ -16,6 +16,7 @@ from fluxmesh.outcome import Counters, Transition
 from fluxmesh.storage.base import BATCH_BYTES
 from fluxmesh.storage.redis.scripts import Scripts, blob
 from fluxmesh.storage.values import (
+    MESH_VIEW_BYTES,
     PROCESS_GONE,
     BeatAnswer,
     Begun,
@@ -258,6 +259,7 @@ async def beat(
         _view(view.registration, view.status, view.running),
         _tasks(view.registration),
         None if owned is None else _owned(owned),
+        None if view.mesh is None else blob(view.mesh if len(view.mesh) <= MESH_VIEW_BYTES else b""),
     )
     return BeatAnswer(
         Standing(standing.decode()),

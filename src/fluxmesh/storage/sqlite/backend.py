@@ -38,6 +38,7 @@ from fluxmesh.storage.values import (
     Enqueued,
     ExchangeAnswer,
     ExchangeRequest,
+    MeshView,
     OrphansAnswer,
     Owned,
     ProgressNote,
@@ -324,6 +325,10 @@ class SqliteStorage:
 
     async def fleet(self) -> list[WorkerInfo]:
         answer: list[WorkerInfo] = await self._read(reads.fleet, self.clock.wall_us(), self.clock.boot_us())
+        return answer
+
+    async def mesh_views(self) -> list[MeshView]:
+        answer: list[MeshView] = await self._read(reads.mesh_views)
         return answer
 
     async def info(self) -> StorageInfo:

@@ -204,8 +204,10 @@ def prepare_schema(db: apsw.Connection, sql: Statements, path: Path) -> None:
             if not _ready(db, sql, path):
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-                db.execute(sql["schema.tables"])
-                db.execute(sql["schema.first_values"])
+                if f"{sql.namespace}:job" not in _tables(db):
+                    db.execute(sql["schema.tables"])
+                    db.execute(sql["schema.first_values"])
+                db.execute(sql["schema.later_tables"])
             db.execute("commit")
         except BaseException:
             if db.in_transaction:
@@ -218,7 +220,7 @@ def prepare_schema(db: apsw.Connection, sql: Statements, path: Path) -> None:
 def _ready(db: apsw.Connection, sql: Statements, path: Path) -> bool:
     owner = db.pragma("application_id")
     version = db.pragma("user_version")
-    tables = {row[0] for row in db.execute("select name from sqlite_schema where type = 'table'")}
+    tables = _tables(db)
     if owner != APPLICATION_ID:
         if owner or version or tables:
             raise StorageRefused(
@@ -230,4 +232,8 @@ def _ready(db: apsw.Connection, sql: Statements, path: Path) -> bool:
             f"{path} has schema {version}, this program knows {SCHEMA_VERSION}",
             hint="update FluxMesh on this machine" if version > SCHEMA_VERSION else "name another file",
         )
-    return f"{sql.namespace}:job" in tables
+    return {f"{sql.namespace}:job", f"{sql.namespace}:mesh"} <= tables
+
+
+def _tables(db: apsw.Connection) -> set[str]:
+    return {row[0] for row in db.execute("select name from sqlite_schema where type = 'table'")}

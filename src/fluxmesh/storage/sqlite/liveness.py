@@ -13,6 +13,7 @@ from fluxmesh.storage.sqlite import exchange, moves, place, push
 from fluxmesh.storage.sqlite.locks import is_freed
 from fluxmesh.storage.sqlite.step import Step, encode_struct
 from fluxmesh.storage.values import (
+    MESH_VIEW_BYTES,
     PROCESS_GONE,
     BeatAnswer,
     Ground,
@@ -24,6 +25,7 @@ from fluxmesh.storage.values import (
     Reap,
     Registration,
     Settled,
+    Standing,
     Tended,
     WorkerRef,
     WorkerView,
@@ -38,6 +40,7 @@ def register(step: Step, registration: Registration, bell: str | None, lock: str
     assert found is not None
     epoch = int(found[0])
     step.run("liveness.fence", registration.worker_id, epoch)
+    step.run("liveness.forget_mesh_of_older", registration.worker_id, epoch)
     _put_worker(step, epoch, registration, "ready", 0, bell, lock, fenced=False)
     _put_tasks(step, "liveness.put_task", epoch, registration)
     return epoch
@@ -123,8 +126,18 @@ def beat(
     if owned is None:
         return BeatAnswer(standing, now_us=step.now_us)
     lost, cancelled = _compare(step, worker, owned, beat_us=0 if me is None else me.beat_us)
+    if view.mesh is not None:
+        _tell_mesh(step, worker.epoch, view.mesh, standing)
     command = step.one("liveness.command_of", worker.epoch)
     return BeatAnswer(standing, lost, cancelled, None if command is None else command[0], step.now_us)
+
+
+def _tell_mesh(step: Step, epoch: int, view: bytes, standing: Standing) -> None:
+    """Only a worker of good standing has a view: a fenced one's place is another's."""
+    if view and len(view) <= MESH_VIEW_BYTES and standing is Standing.GOOD:
+        step.run("liveness.tell_mesh", epoch, step.now_us, view)
+    else:
+        step.run("liveness.forget_mesh", epoch)
 
 
 def _compare(
@@ -157,6 +170,7 @@ def declare_dead(step: Step, worker: WorkerRef, how: str) -> bool:
     found = step.one("liveness.is_there", worker.epoch)
     if found is None:
         return False
+    step.run("liveness.forget_mesh", worker.epoch)
     if how == LEFT and step.one("liveness.owns", str(worker.epoch)) is None:
         step.run("liveness.drop_worker", worker.epoch)
         return True
@@ -169,6 +183,7 @@ def _look_for_freed_locks(step: Step) -> None:
     for epoch, lock in step.all("liveness.locks"):
         if lock != own and is_freed(step.shared.locks_folder, lock):
             step.run("liveness.declare", PROCESS_GONE, epoch, PROCESS_GONE)
+            step.run("liveness.forget_mesh", epoch)
 
 
 def _dead_owners(step: Step, *, armed: bool) -> dict[int, tuple[str, Ground, str]]:

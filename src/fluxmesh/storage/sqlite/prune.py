@@ -106,6 +106,8 @@ def _drop_workers(step: Step, retention: Retention) -> int:
     gone = step.all("prune.workers", step.now_us, silent_since_us, OTHERS_MOST)
     for epoch, _, _ in gone:
         step.run("prune.drop_worker", epoch)
+    if gone:
+        step.run("prune.mesh")
     for name in {name for _, bell, lock in gone for name in (bell, lock) if name is not None}:
         _remove_file(step, name)
     return len(gone)

@@ -21,7 +21,7 @@ from fluxmesh.storage.records import error_of, history_of
 from fluxmesh.storage.sqlite import place
 from fluxmesh.storage.sqlite.rows import job_of
 from fluxmesh.storage.sqlite.sqltext import Statements
-from fluxmesh.storage.values import Counts, DeadGroup, QueueStats, Registration, WorkerInfo
+from fluxmesh.storage.values import Counts, DeadGroup, MeshView, QueueStats, Registration, WorkerInfo
 
 _PAST_ALL: Final = (1 << 63) - 1
 _PAST_LANES: Final = ":"  # every lane is empty or begins with a digit, and all digits sort before it
@@ -319,6 +319,13 @@ def fleet(db: apsw.Connection, sql: Statements, now_us: int, boot_us: int) -> li
             )
         )
     return infos
+
+
+def mesh_views(db: apsw.Connection, sql: Statements) -> list[MeshView]:
+    return [
+        MeshView(worker_id, epoch, told_us / 1e6, view)
+        for worker_id, epoch, told_us, view in db.execute(sql["reads.mesh"])
+    ]
 
 
 def _status_of(seen: _Seen, boot_id: str, *, now_us: int, boot_us: int) -> str:

@@ -25,7 +25,7 @@ import pytest
 
 _FAMILIES = (
     "enqueue", "exchange", "settle", "limits", "ownership", "liveness", "reaping", "operators", "retention",
-    "reads", "push", "faults", "repetition", "machine",
+    "reads", "push", "mesh", "faults", "repetition", "machine",
 )  # fmt: skip
 # Before the modules are imported: their bare asserts shall explain themselves in the binder's run.
 pytest.register_assert_rewrite(
@@ -60,6 +60,7 @@ from fluxmesh.testing.contract.liveness import (  # noqa: E402
     TestOrphans,
 )
 from fluxmesh.testing.contract.machine import TestRandomVerbs  # noqa: E402
+from fluxmesh.testing.contract.mesh import TestMeshViews  # noqa: E402
 from fluxmesh.testing.contract.operators import (  # noqa: E402
     TestBatches,
     TestCancel,
@@ -123,6 +124,7 @@ __all__ = [
     "TestLostClaims",
     "TestLostReplies",
     "TestMaxConcurrent",
+    "TestMeshViews",
     "TestNotices",
     "TestOpaqueRecords",
     "TestOrphans",

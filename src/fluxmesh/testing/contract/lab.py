@@ -227,8 +227,10 @@ class Puppet:
             [Owned(id_, token) for id_, token in self.owned.items()], status=status
         )
 
-    async def beat_listing(self, owned: Sequence[Owned] | None, *, status: str = "ready") -> BeatAnswer:
-        view = WorkerView(self.registration, status, len(owned or ()))
+    async def beat_listing(
+        self, owned: Sequence[Owned] | None, *, status: str = "ready", mesh: bytes | None = None
+    ) -> BeatAnswer:
+        view = WorkerView(self.registration, status, len(owned or ()), mesh)
         return await self.storage.beat(self.ref, owned, view)
 
 

@@ -24,7 +24,7 @@ CHANGE: Final = frozenset(
 CHANGE_NOTHING: Final = frozenset(
     {
         "wait_for", "wait_for_work", "wait_for_notice", "get", "history", "find", "counts", "queue_stats",
-        "dlq_groups", "fleet", "info", "publish", "subscribe", "close",
+        "dlq_groups", "fleet", "mesh_views", "info", "publish", "subscribe", "close",
     }
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 -- uses: fleet
 -- Renew a lease. A[3] = epoch, A[4] = the worker as put_worker has it, A[5] = its tasks, A[6] = what it believes it
--- owns, each {id, token}; nil: a supervisor's beat. Answers {standing, lost, cancelled, command,
+-- owns, each {id, token}; nil: a supervisor's beat. A[7] = the mesh as it sees it, '' = none any more, nil = as before. Answers {standing, lost, cancelled, command,
 -- the time}.
 local LISTS_MISSED = 2
 local epoch, view, owned = int(A[3]), A[4], A[6]
@@ -29,6 +29,13 @@ local stands
 stands, me = standing(epoch)
 if not owned then
   return finish({stands, {}, {}, false, now})
+end
+if A[7] then
+  if A[7] ~= '' and stands == 'good' then
+    call('HSET', K.worker(epoch), 'mesh', A[7], 'mesh_us', now)
+  else
+    call('HDEL', K.worker(epoch), 'mesh', 'mesh_us')
+  end
 end
 
 local told, stored, lost, cancelled = {}, {}, {}, {}

@@ -28,6 +28,14 @@ select command from <worker> where epoch = ?
 -- :name set_command
 update <worker> set command = ? where worker_id = ? and dead_how is null returning epoch
 
+-- What a worker tells of the mesh: (epoch, now, view)
+-- :name tell_mesh
+insert or replace into <mesh> (epoch, told_us, view) values (?, ?, ?)
+-- :name forget_mesh
+delete from <mesh> where epoch = ?
+-- :name forget_mesh_of_older
+delete from <mesh> where epoch in (select epoch from <worker> where worker_id = ? and epoch < ?)
+
 -- What an epoch owns: (lane) -> id, token, taken (boot us), cancel flag, missed lists, rid.
 -- :name owned
 select id, token, pos, cancel, missed, rid from <job> where place in (3, 4) and lane = ?

@@ -77,6 +77,8 @@ select value from <meta> where name = 'boot_id'
 -- :name workers
 select epoch, worker_id, registration, lease_us, beat_us, beat_at_us, beat_wall_us, boot_id, started_us, status,
   fenced, dead_how from <worker> order by epoch
+-- :name mesh
+select w.worker_id, m.epoch, m.told_us, m.view from <mesh> m join <worker> w on w.epoch = m.epoch order by m.epoch
 -- (lane = epoch) -> held, running
 -- :name owned
 select place, count(*) from <job> indexed by <job_place> where place in (3, 4) and lane = ? group by place

@@ -124,6 +124,12 @@ create table <listener> (
 ) strict, without rowid;
 create table <meta> (name text primary key, value any) strict, without rowid;
 
+-- Made beside the others since a version of this program that knows it; older ones never look at it.
+-- :name later_tables
+create table if not exists <mesh> (
+  epoch integer primary key, told_us integer not null, view blob not null
+) strict;
+
 -- :name first_values
 insert into <meta> (name, value) values
   ('seq', 0), ('epoch', 0), ('stale', 0), ('fleet_beat_us', 0), ('boot_id', ''), ('reap_not_before_us', 0),

@@ -1,0 +1,290 @@
+"""Calls over TCP: one request, one answer, then the next, on connections that are kept warm.
+
+A frame on the wire is u32 length (big endian) and so many sealed bytes. A length beyond the bound closes
+the connection before a byte of it is read. One call at a time is under way on a connection, so an answer
+belongs to the last request; a call that takes too long closes its connection, so that its late answer meets
+nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from fluxmesh.mesh.messages import Address
+from fluxmesh.mesh.seal import Refusal, Session
+from fluxmesh.mesh.timing import FRAME_MAX_BYTES
+
+STREAM_PORT_ABOVE: Final = 1  # streams are one port above datagrams
+CONNECTIONS_MOST: Final = 512  # of others, to us
+CONNECTIONS_PER_HOST: Final = 64
+WARM_MOST: Final = 64  # idle connections of ours, the longest idle is closed first
+WARM_S: Final = 60.0
+CONNECT_S: Final = 0.5
+FIRST_FRAME_S: Final = 5.0  # for a stranger to say something that opens
+IDLE_S: Final = 120.0
+WRITE_S: Final = 5.0
+ANSWER_S: Final = 10.0  # for our core to answer a call; it answers at once, or never
+CALLS_PER_S: Final = 2_000  # taken in all, and
+CALLS_PER_HOST_S: Final = 500  # of one host; a connection that brings more is closed
+_LENGTH: Final = struct.Struct(">I")
+
+
+class StreamRefused(Exception):
+    """The other side says what cannot be understood."""
+
+
+class _Connection:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: Session, counts: Counts
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._session = session
+        self._counts = counts
+        self.idle_since_s = 0.0
+
+    async def greet(self, *, first: bool) -> None:
+        """Both sides say their greeting, whatever the other's is: so each of them learns why it is refused.
+        The one that was connected to says nothing before it was spoken to."""
+        session = self._session
+        if first:
+            self._writer.write(session.greeting())
+        theirs = await self._reader.readexactly(session.greeting_bytes)
+        if not first:
+            self._writer.write(session.greeting())
+            async with asyncio.timeout(WRITE_S):
+                await self._writer.drain()
+        if not session.greeted(theirs):
+            raise StreamRefused(str(session.refusal))
+
+    async def write(self, frame: bytes) -> None:
+        sealed = self._session.seal(frame)
+        self._writer.write(_LENGTH.pack(len(sealed)) + sealed)
+        self._counts.sent_bytes += _LENGTH.size + len(sealed)
+        async with asyncio.timeout(WRITE_S):
+            await self._writer.drain()
+
+    async def read(self) -> bytes:
+        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+        if length > FRAME_MAX_BYTES:
+            raise StreamRefused(str(Refusal.TOO_LARGE))
+        sealed = await self._reader.readexactly(length)
+        self._counts.received_bytes += _LENGTH.size + length
+        frame = self._session.open(sealed)
+        if frame is None:
+            raise StreamRefused(str(self._session.refusal))
+        return frame
+
+    @property
+    def usable(self) -> bool:
+        """Nobody has closed it, and nothing stands in it that nobody asked for."""
+        return not (self._writer.is_closing() or self._reader.at_eof())
+
+    def close(self) -> None:
+        # Not close(): what is still to be written would keep a dead peer's connection for minutes.
+        self._writer.transport.abort()
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went over streams since the start."""
+
+    calls: int = 0
+    calls_failed: int = 0
+    calls_taken: int = 0
+    connections: int = 0
+    turned_away: int = 0  # there were too many connections, or too many calls a second
+    refused: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {f"stream_{name}": value for name, value in asdict(self).items()}
+
+
+class Streams:
+    """Both ends. `on_call(source, frame)` is awaited for the answer to somebody's request (None: close);
+    `on_refused(source, why)` hears of strangers; `delay_s` is bad weather (0: none)."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        session: Callable[[], Session],
+        on_call: Callable[[Address, bytes], Awaitable[bytes | None]],
+        on_refused: Callable[[Address, str], None],
+        delay_s: Callable[[], float],
+    ) -> None:
+        self._listener = listener
+        self._session = session
+        self._on_call = on_call
+        self._on_refused = on_refused
+        self._delay_s = delay_s
+        self._server: asyncio.Server | None = None
+        self._serving: dict[asyncio.Task[None], str] = {}
+        self._warm: OrderedDict[int, tuple[Address, _Connection]] = OrderedDict()
+        self._number = 0
+        self._second = 0
+        self._calls_of: dict[str, int] = {}  # host -> calls in that second; as many as CONNECTIONS_MOST
+        self.counts = Counts()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._taken, sock=self._listener, limit=FRAME_MAX_BYTES, backlog=128
+        )
+
+    async def close(self) -> None:
+        """Both ends, at once."""
+        if self._server is not None:
+            self._server.close()
+        else:
+            self._listener.close()
+        for _, connection in self._warm.values():
+            connection.close()
+        self._warm.clear()
+        tasks = list(self._serving)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        await asyncio.sleep(0)  # in which the loop closes what was aborted
+
+    # -- our calls ---------------------------------------------------------------------------------------
+    async def call(self, to: Address, frame: bytes, timeout_s: float) -> bytes | None:
+        """The answer; None when that was refused, broken off or too late."""
+        self.counts.calls += 1
+        connection: _Connection | None = None
+        answer: bytes | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                if (delay_s := self._delay_s()) > 0:
+                    await asyncio.sleep(delay_s)
+                connection = self._take_warm(to)
+                if connection is not None:
+                    answer = await self._ask_warm(connection, frame)
+                    if answer is None:  # the other side had closed it: that says nothing of now
+                        connection.close()
+                        connection = None
+                if connection is None:
+                    connection = await self._connect(to)
+                    answer = await self._ask_new(connection, frame)
+        except (OSError, ValueError, asyncio.IncompleteReadError, StreamRefused) as error:
+            answer = None  # ValueError: an address that is none, or a frame that is too large
+            if isinstance(error, StreamRefused):
+                self.counts.refused += 1
+                self._on_refused(to, str(error))
+        if answer is None:
+            self.counts.calls_failed += 1
+            if connection is not None:
+                connection.close()
+        elif connection is not None:
+            self._keep_warm(to, connection)
+        return answer
+
+    async def _ask_warm(self, connection: _Connection, frame: bytes) -> bytes | None:
+        try:
+            await connection.write(frame)
+            return await connection.read()
+        except (OSError, asyncio.IncompleteReadError):
+            return None
+
+    async def _ask_new(self, connection: _Connection, frame: bytes) -> bytes:
+        try:
+            await connection.greet(first=True)
+            await connection.write(frame)
+            return await connection.read()
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _connect(self, to: Address) -> _Connection:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(
+                to.host, to.port + STREAM_PORT_ABOVE, limit=FRAME_MAX_BYTES
+            )
+        _no_delay(writer)
+        return _Connection(reader, writer, self._session(), self.counts)
+
+    def _take_warm(self, to: Address) -> _Connection | None:
+        now_s = asyncio.get_running_loop().time()
+        for number in [one for one, (address, _) in self._warm.items() if address == to]:
+            connection = self._warm.pop(number)[1]
+            if connection.usable and now_s - connection.idle_since_s < WARM_S:
+                return connection
+            connection.close()
+        return None
+
+    def _keep_warm(self, to: Address, connection: _Connection) -> None:
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        self._number += 1
+        self._warm[self._number] = (to, connection)
+        if len(self._warm) > WARM_MOST:
+            self._warm.popitem(last=False)[1][1].close()
+
+    # -- calls of others ---------------------------------------------------------------------------------
+    async def _taken(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        peer = writer.get_extra_info("peername")
+        source = Address(str(peer[0]), int(peer[1])) if peer else Address("", 0)
+        crowd = sum(host == source.host for host in self._serving.values())
+        if len(self._serving) >= CONNECTIONS_MOST or crowd >= CONNECTIONS_PER_HOST:
+            self.counts.turned_away += 1
+            writer.transport.abort()
+            return
+        self._serving[task] = source.host
+        self.counts.connections += 1
+        _no_delay(writer)
+        try:
+            await self._serve(_Connection(reader, writer, self._session(), self.counts), source)
+        except (OSError, ValueError, asyncio.IncompleteReadError):
+            pass
+        except StreamRefused as error:
+            self.counts.refused += 1
+            self._on_refused(source, str(error))
+        except asyncio.CancelledError:
+            pass  # the node closes; the server's own callback would tell of a cancelled task as of an error
+        finally:
+            del self._serving[task]
+            with contextlib.suppress(RuntimeError):
+                writer.transport.abort()
+
+    def _within_rate(self, host: str) -> bool:
+        """Count a call of this host in the second that runs."""
+        second = int(asyncio.get_running_loop().time())
+        if second != self._second:
+            self._second = second
+            self._calls_of.clear()
+        self._calls_of[host] = of_host = self._calls_of.get(host, 0) + 1
+        return of_host <= CALLS_PER_HOST_S and sum(self._calls_of.values()) <= CALLS_PER_S
+
+    async def _serve(self, connection: _Connection, source: Address) -> None:
+        async with asyncio.timeout(FIRST_FRAME_S):
+            await connection.greet(first=False)
+            frame = await connection.read()
+        while True:
+            if not self._within_rate(source.host):
+                self.counts.turned_away += 1
+                return
+            self.counts.calls_taken += 1
+            async with asyncio.timeout(ANSWER_S):
+                answer = await self._on_call(source, frame)
+            if answer is None:
+                return
+            await connection.write(answer)
+            async with asyncio.timeout(IDLE_S):
+                frame = await connection.read()
+
+
+def _no_delay(writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

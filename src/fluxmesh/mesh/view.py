@@ -1,0 +1,188 @@
+"""What a node makes of its members: who is on the ring of which queue, the figures of the cluster, and the
+report that goes to storage for those who stand outside.
+
+Pure: members as the core sees them in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from fluxmesh.mesh.effects import MemberView
+from fluxmesh.mesh.messages import Flag, Meta, NodeRef, Standing
+from fluxmesh.mesh.ring import Ring
+from fluxmesh.mesh.timing import LOAD_STALE_MS
+
+REPORT_VERSION: Final = 1
+REPORT_MAX_BYTES: Final = 60 << 10  # storage takes 64 KiB
+_FLAG_NAMES: Final = ((Flag.READY, "ready"), (Flag.DRAINING, "draining"), (Flag.DEGRADED, "degraded"))
+_IN_RING: Final = frozenset({Standing.ALIVE, Standing.SUSPECT})
+
+
+class MemberReport(Struct, frozen=True, kw_only=True):
+    """One member as a worker sees it. `since`: epoch seconds when its standing was last changed there; what
+    is not known of it is null or empty. `flags`: ready, draining, degraded."""
+
+    worker_id: str
+    epoch: int
+    standing: str  # alive, suspect, dead, left
+    address: str
+    since: float
+    queues: tuple[str, ...] = ()
+    in_ring: bool = False
+    answered: bool = False
+    rtt_ms: float | None = None
+    capacity: int | None = None
+    queued: int | None = None
+    running: int | None = None
+    flags: tuple[str, ...] = ()
+    virtual_nodes: int | None = None
+    version: str = ""
+
+
+class NodeReport(Struct, frozen=True, kw_only=True):
+    """The mesh as one worker sees it, itself among the members. `members_total` is more than there are
+    members here if they did not fit. `steals`: jobs taken from others and given to them."""
+
+    report: int = REPORT_VERSION
+    members_total: int
+    members: tuple[MemberReport, ...]
+    jobs_stolen_in: int = 0
+    jobs_stolen_out: int = 0
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(NodeReport).decode
+
+
+def encode_report(report: NodeReport) -> bytes:
+    """At most REPORT_MAX_BYTES: those who are not plainly alive have the first claim to a place."""
+    whole = _encode(report)
+    if len(whole) <= REPORT_MAX_BYTES:
+        return whole
+    kept: list[MemberReport] = []
+    left = REPORT_MAX_BYTES - len(_encode(msgspec.structs.replace(report, members=())))
+    for member in sorted(report.members, key=lambda one: (one.standing == "alive", one.worker_id)):
+        left -= len(_encode(member)) + 1
+        if left < 0:
+            break
+        kept.append(member)
+    kept.sort(key=lambda one: one.worker_id)
+    return _encode(msgspec.structs.replace(report, members=tuple(kept)))
+
+
+def decode_report(data: bytes) -> NodeReport | None:
+    """None for what is none, or of a version that this program does not know."""
+    try:
+        report = _decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return report if report.report == REPORT_VERSION else None
+
+
+class Snapshot(Struct, frozen=True):
+    """The others, and ourselves, at one instant. `in_ring` names the workers that have their place; `rings`
+    are by queue."""
+
+    taken_ns: int
+    members: tuple[MemberView, ...]
+    me: tuple[MemberView, ...]  # one; none before the first look
+    in_ring: frozenset[str]
+    rings: Mapping[str, Ring]
+    ring_recalculations: int
+
+    def peers(self) -> Iterable[MemberView]:
+        """Members that live, or may."""
+        return (view for view in self.members if view.record.standing in _IN_RING)
+
+
+class Roster:
+    """Who is on the rings, which needs a memory: a member enters once it has answered us directly and says
+    that it is ready (its view is eligible), and stays, suspect and degraded as it may be, until it is dead,
+    has left or drains. So a stall of seconds moves no key, and back again."""
+
+    def __init__(self, me: NodeRef, meta: Meta) -> None:
+        self._me = me
+        self._meta = meta
+        self._entered: dict[str, int] = {}  # worker id -> epoch
+        self._rings: dict[str, tuple[dict[str, int], Ring]] = {}
+        self._recalculations = 0
+
+    def look(self, members: Sequence[MemberView], flags: int, now_ns: int) -> Snapshot:
+        """`members` as the core lists them; `flags` are our own."""
+        me = tuple(view for view in members if view.record.worker_id == self._me.worker_id)
+        members = tuple(view for view in members if view.record.worker_id != self._me.worker_id)
+        entered: dict[str, int] = {}
+        weights: dict[str, dict[str, int]] = {queue: {} for queue in self._meta.queues}
+        if flags & Flag.READY and not flags & Flag.DRAINING:
+            entered[self._me.worker_id] = self._me.epoch
+            _place(weights, self._me.worker_id, self._meta)
+        for view in members:
+            if self._belongs(view):
+                entered[view.record.worker_id] = view.record.epoch
+                if view.meta is not None:
+                    _place(weights, view.record.worker_id, view.meta)
+        self._entered = entered
+        rings = {queue: self._ring(queue, of_queue) for queue, of_queue in weights.items()}
+        self._rings = {queue: self._rings[queue] for queue in rings}
+        return Snapshot(now_ns, members, me, frozenset(entered), rings, self._recalculations)
+
+    def _belongs(self, view: MemberView) -> bool:
+        record, load = view.record, view.load
+        if record.standing not in _IN_RING or view.meta is None:
+            return False
+        if self._entered.get(record.worker_id) != record.epoch:
+            return view.eligible and record.standing == Standing.ALIVE
+        known = load is not None and load.epoch == record.epoch and load.age_ms <= LOAD_STALE_MS
+        return not (load is not None and known and load.flags & Flag.DRAINING)
+
+    def _ring(self, queue: str, weights: dict[str, int]) -> Ring:
+        known = self._rings.get(queue)
+        if known is not None and known[0] == weights:
+            return known[1]
+        ring = Ring(weights)
+        self._rings[queue] = (weights, ring)
+        self._recalculations += 1
+        return ring
+
+
+def _place(weights: dict[str, dict[str, int]], worker_id: str, meta: Meta) -> None:
+    for queue in meta.queues:
+        weights.setdefault(queue, {})[worker_id] = meta.virtual_nodes
+
+
+# -- reports ---------------------------------------------------------------------------------------------
+
+
+def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> MemberReport:
+    """`wall_zero_s`: the wall clock's time at the monotonic clock's zero."""
+    record, meta, load = view.record, view.meta, view.load
+    fresh = load if load is not None and load.age_ms <= LOAD_STALE_MS else None
+    host = f"[{record.host}]" if ":" in record.host else record.host
+    return MemberReport(
+        worker_id=record.worker_id,
+        epoch=record.epoch,
+        standing=Standing(record.standing).name.lower(),
+        address=f"{host}:{record.port}",
+        since=round(wall_zero_s + view.since_ns / 1e9, 1),
+        queues=() if meta is None else meta.queues,
+        in_ring=in_ring,
+        answered=view.answered,
+        rtt_ms=round(view.rtt_ns / 1e6, 2) if view.rtt_ns else None,
+        capacity=None if meta is None else meta.capacity,
+        queued=None if fresh is None else fresh.queued,
+        running=None if fresh is None else fresh.running,
+        flags=() if fresh is None else tuple(name for flag, name in _FLAG_NAMES if fresh.flags & flag),
+        virtual_nodes=None if meta is None else meta.virtual_nodes,
+        version="" if meta is None else meta.version,
+    )
+
+
+def without_noise(report: NodeReport) -> NodeReport:
+    """For comparing two of them: round trips are never the same twice."""
+    quiet = tuple(msgspec.structs.replace(member, rtt_ms=None) for member in report.members)
+    return msgspec.structs.replace(report, members=quiet)

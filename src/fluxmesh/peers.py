@@ -1,0 +1,137 @@
+"""The mesh from outside: what workers have told storage of it, put together for doors.
+
+Each worker tells what it sees, and no two need to agree: a door shows all of it, says who sees what, and
+whether they agree. Only workers whose lease has not lapsed are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from fluxmesh.errors import NotInMesh
+from fluxmesh.mesh.ring import SLOTS, Ring, slot_of
+from fluxmesh.mesh.view import MemberReport, decode_report
+from fluxmesh.storage.base import Storage
+
+SEEN: Final = frozenset({"ready", "draining", "retiring", "silent"})  # its lease has not lapsed
+
+
+class Observation(Struct, frozen=True, kw_only=True):
+    """The mesh as `worker_id` told it at `told_at` (epoch seconds, the storage's), itself among the members.
+    `members_total` is more than there are members here if they did not fit."""
+
+    worker_id: str
+    epoch: int
+    told_at: float
+    members_total: int
+    members: tuple[MemberReport, ...]
+    jobs_stolen_in: int
+    jobs_stolen_out: int
+
+
+class RingMember(Struct, frozen=True):
+    """`share`: the part of all keys that it owns, 0 to 1."""
+
+    worker_id: str
+    virtual_nodes: int
+    share: float
+
+
+class RingView(Struct, frozen=True):
+    """The ring of one queue, as these workers see it. `agreed`: so do all who see a ring of this queue."""
+
+    queue: str
+    members: tuple[RingMember, ...]
+    seen_by: tuple[str, ...]
+    agreed: bool
+
+
+class OwnerView(Struct, frozen=True):
+    """Who owns a key of a queue, as most see it; `seen_by` are those. `slot`: where the key lies, of
+    `slots`."""
+
+    key: str
+    queue: str
+    slot: int
+    slots: int
+    owner: str
+    seen_by: tuple[str, ...]
+    agreed: bool
+
+
+async def observe(storage: Storage) -> list[Observation]:
+    """What each worker that lives has told, by the order of their registrations."""
+    live = {info.epoch for info in await storage.fleet() if info.status in SEEN}
+    found = []
+    for view in await storage.mesh_views():
+        report = decode_report(view.view) if view.epoch in live else None
+        if report is not None:
+            found.append(
+                Observation(
+                    worker_id=view.worker_id,
+                    epoch=view.epoch,
+                    told_at=view.told_at,
+                    members_total=report.members_total,
+                    members=report.members,
+                    jobs_stolen_in=report.jobs_stolen_in,
+                    jobs_stolen_out=report.jobs_stolen_out,
+                )
+            )
+    return found
+
+
+def rings(seen: Sequence[Observation], queue: str | None = None) -> list[RingView]:
+    """The rings by queue (None: of all queues), the one that most see first."""
+    told: list[RingView] = []
+    for name in _queues(seen) if queue is None else [queue]:
+        sets = _by_member_set(seen, name)
+        for members, observers in sorted(sets.items(), key=lambda one: (-len(one[1]), one[1])):
+            ring = Ring(dict(members))
+            shares = ring.shares()
+            shown = tuple(RingMember(one, points, shares[one]) for one, points in ring.members.items())
+            told.append(RingView(name, shown, observers, len(sets) == 1))
+    return told
+
+
+def owner(seen: Sequence[Observation], key: str, queue: str) -> OwnerView:
+    """Raises NotInMesh if nobody sees a ring of this queue."""
+    sets = _by_member_set(seen, queue)
+    votes: dict[str, list[str]] = {}
+    for members, observers in sets.items():
+        chosen = Ring(dict(members)).owner(key)
+        if chosen is not None:
+            votes.setdefault(chosen, []).extend(observers)
+    if not votes:
+        raise NotInMesh(
+            f"no worker has told of a mesh that serves the queue {queue!r}",
+            hint="`fluxmesh mesh members` shows who is there; workers join with --mesh",
+        )
+    best = min(votes, key=lambda one: (-len(votes[one]), one))
+    return OwnerView(key, queue, slot_of(key), SLOTS, best, tuple(sorted(votes[best])), len(votes) == 1)
+
+
+def _queues(seen: Iterable[Observation]) -> list[str]:
+    return sorted(
+        {queue for one in seen for member in one.members if member.in_ring for queue in member.queues}
+    )
+
+
+def _by_member_set(
+    seen: Iterable[Observation], queue: str
+) -> dict[tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """Each set of members with their points that somebody sees on the ring, and who that is."""
+    sets: dict[tuple[tuple[str, int], ...], tuple[str, ...]] = {}
+    for one in seen:
+        members = tuple(
+            sorted(
+                (member.worker_id, member.virtual_nodes)
+                for member in one.members
+                if member.in_ring and queue in member.queues and member.virtual_nodes
+            )
+        )
+        if members:
+            sets[members] = tuple(sorted((*sets.get(members, ()), one.worker_id)))
+    return sets

@@ -1,0 +1,1 @@
+"""The shell of the mesh: real sockets, real threads, real processes."""

@@ -1,0 +1,47 @@
+"""Loopback ports, and a bound around everything that is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+BOUND_S = 20.0
+_next_port = 20_000 + os.getpid() * 37 % 10_000
+
+
+def run(main: Coroutine[Any, Any, None], bound_s: float = BOUND_S) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(bound_s):
+            await main
+
+    asyncio.run(bounded())
+
+
+async def until(holds: Callable[[], bool], bound_s: float = BOUND_S) -> None:
+    """Look until it holds: for what another thread or process does, which gives no sign."""
+    async with asyncio.timeout(bound_s):
+        while not holds():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.005)
+
+
+def free_port(ports: int = 2) -> int:
+    """The first of so many neighbouring ports that nobody has, UDP and TCP, below those that the kernel gives
+    to connections."""
+    global _next_port
+    while True:
+        _next_port = 20_000 + (_next_port + ports - 20_000) % 10_000
+        if all(_is_free(_next_port + more) for more in range(ports)):
+            return _next_port
+
+
+def _is_free(port: int) -> bool:
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+        with socket.socket(socket.AF_INET, kind) as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True

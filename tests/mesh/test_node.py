@@ -1,0 +1,271 @@
+"""Nodes over real sockets: they find each other, notice deaths, say goodbye, refuse strangers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from fluxmesh.mesh.messages import Flag, Standing
+from fluxmesh.mesh.options import keygen
+from fluxmesh.mesh.view import decode_report
+from tests.mesh.nodes import READY, Host, all_see_all, eventually, hosts
+from tests.mesh.sockets import free_port
+
+
+def test_three_nodes_find_each_other_by_one_seed_and_agree_on_the_ring() -> None:
+    one = Host("one")
+    two, three = Host("two", seeds=[one.seed]), Host("three", seeds=[one.seed])
+    group = [one, two, three]
+    with hosts(*group):
+        eventually(lambda: all_see_all(group))
+        everybody = {"one", "two", "three"}
+        eventually(lambda: all(host.node.snapshot.in_ring == everybody for host in group))
+        keys = [f"key-{number}" for number in range(300)]
+        owners = [[host.node.preferred_worker(key) for key in keys] for host in group]
+        assert owners[0] == owners[1] == owners[2]
+        assert set(owners[0]) == everybody
+        for host in group:
+            owned = sum(host.node.is_affinity_owner(key) for key in keys)
+            assert owned == owners[0].count(host.worker_id)
+            info = host.node.cluster_info()
+            assert (info["peer_count"], info["total_capacity"]) == (2, 12)
+        assert one.told.words()[0] == "gossip listening"
+        assert {"peer discovered", "mesh joined"} <= set(two.told.words())
+
+
+def test_rings_are_by_queue() -> None:
+    one = Host("one", queues=("a", "b"))
+    two = Host("two", queues=("b", "c"), seeds=[one.seed])
+    with hosts(one, two):
+        eventually(lambda: all(len(host.node.snapshot.in_ring) == 2 for host in (one, two)))
+        rings = {queue: set(ring.members) for queue, ring in one.node.snapshot.rings.items()}
+        assert rings == {"a": {"one"}, "b": {"one", "two"}, "c": {"two"}}
+        assert one.node.preferred_worker("key") == "one"
+        assert one.node.preferred_worker("key", queue="c") == "two"
+        assert one.node.preferred_worker("key", queue="nobody's") is None
+
+
+def test_a_node_that_falls_silent_is_suspected_and_then_dead_and_leaves_the_ring() -> None:
+    one = Host("one")
+    two, three = Host("two", seeds=[one.seed]), Host("three", seeds=[one.seed])
+    with hosts(one, two, three):
+        eventually(lambda: all(len(host.node.snapshot.in_ring) == 3 for host in (one, two, three)))
+        three.node.close_now()
+        assert not three.node.running
+        for host in (one, two):
+            host.told.wait(lambda host=host: "dead" in host.told.kinds("three"))
+            assert host.told.kinds("three")[-2:] == ["suspected", "dead"]
+            eventually(lambda host=host: host.node.snapshot.in_ring == {"one", "two"})
+        assert {"member suspected", "member dead"} <= set(one.told.words())
+
+
+def test_d10_who_leaves_is_left_everywhere_and_suspected_nowhere() -> None:
+    one = Host("one")
+    group = [one, *(Host(f"n{number}", seeds=[one.seed]) for number in range(4))]
+    with hosts(*group):
+        eventually(lambda: all_see_all(group))
+        leaver = group.pop()
+        leaver.node.leave()
+        leaver.node.leave()
+        assert not leaver.node.running
+        assert "leave sent" in leaver.told.words()
+        for host in group:
+            assert host.standing_of(leaver.worker_id) is Standing.LEFT
+            kinds = host.told.kinds(leaver.worker_id)
+            assert kinds[-1] == "left"
+            assert not {"suspected", "dead"} & set(kinds)
+        # Nor later: what was probed when it left must not end in an accusation.
+        time.sleep(1.5)
+        assert all(host.told.kinds(leaver.worker_id)[-1] == "left" for host in group)
+
+
+def test_leave_may_be_called_by_many_threads_at_once_and_by_a_node_that_never_started() -> None:
+    never = Host("never")
+    never.node.leave()
+    never.node.start()
+    assert not never.node.running
+    one = Host("one").start()
+    threads = [threading.Thread(target=one.node.leave) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert not one.node.running
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", one.port))
+
+
+def test_d16_the_same_id_on_another_port_is_accepted_at_once_under_its_higher_epoch() -> None:
+    one = Host("one")
+    two = Host("two", seeds=[one.seed])
+    with hosts(one, two):
+        eventually(lambda: all_see_all([one, two]))
+        two.node.close_now()
+        again = Host("two", seeds=[one.seed])
+        with hosts(again):
+            eventually(lambda: any(view.record.port == again.port for view in one.node.members()))
+            assert [view.record.epoch for view in one.node.members()] == [again.node.me.epoch]
+            assert "restarted" in one.told.kinds("two")
+            assert "dead" not in one.told.kinds("two")
+
+
+def test_of_two_live_holders_of_an_id_the_older_run_is_fenced_and_falls_silent() -> None:
+    fenced = threading.Event()
+    one = Host("one")
+    older = Host("twin", seeds=[one.seed], on_fenced=fenced.set)
+    newer = Host("twin", seeds=[one.seed])
+    with hosts(one, older):
+        eventually(lambda: one.sees(older))
+        with hosts(newer):
+            assert fenced.wait(10)
+            assert "mesh fenced" in older.told.words()
+            eventually(lambda: one.sees(newer))
+            assert newer.standing_of("one") is Standing.ALIVE
+            assert "fenced" not in newer.told.kinds()
+
+
+def test_d12_two_islands_merge_when_one_learns_of_a_member_of_the_other() -> None:
+    a1 = Host("a1")
+    a2 = Host("a2", seeds=[a1.seed])
+    b1 = Host("b1")
+    b2 = Host("b2", seeds=[b1.seed, a2.seed])
+    with hosts(a1, a2):
+        eventually(lambda: all_see_all([a1, a2]))
+        with hosts(b1, b2):
+            eventually(lambda: all_see_all([a1, a2, b1, b2]))
+
+
+def test_d14_names_that_resolve_only_later_are_asked_for_until_they_do() -> None:
+    asked: list[float] = []
+    begun_s = time.monotonic()
+
+    def lookup(_host: str) -> Sequence[str]:
+        asked.append(time.monotonic() - begun_s)
+        return ["127.0.0.1"] if asked[-1] > 2.5 else []
+
+    one = Host("one")
+    two = Host("two", seeds=[f"localhost:{one.port}"], lookup=lookup)
+    with hosts(one, two):
+        eventually(lambda: all_see_all([one, two]))
+        assert len(asked) >= 3
+        assert 2.5 <= time.monotonic() - begun_s < 8
+
+
+class TestStrangers:
+    def test_d15_a_wrong_key_and_a_wrong_label_are_refused_loudly_and_change_nothing(self) -> None:
+        key = keygen()
+        one = Host("one", encryption_key=key)
+        two = Host("two", encryption_key=key, seeds=[one.seed])
+        wrong_key = Host("wrong-key", encryption_key=keygen(), seeds=[one.seed])
+        wrong_label = Host("wrong-label", encryption_key=key, label="another", seeds=[one.seed])
+        no_key = Host("no-key", seeds=[one.seed])
+        with hosts(one, two, wrong_key, wrong_label, no_key):
+            eventually(lambda: all_see_all([one, two]))
+
+            def refusals(host: Host) -> set[object]:
+                return {
+                    fields["why"] for _, word, fields in list(host.told.lines) if word == "packet refused"
+                }
+
+            wanted = {"wrong key", "wrong label", "plaintext where a key is needed"}
+            one.told.wait(lambda: wanted <= refusals(one))
+            assert all(level == "warning" for level, word, _ in one.told.lines if word == "packet refused")
+            for stranger in (wrong_key, wrong_label, no_key):
+                stranger.told.wait(lambda stranger=stranger: bool(refusals(stranger)))
+                assert not stranger.node.members()
+            assert {view.record.worker_id for view in one.node.members()} == {"two"}
+            eventually(lambda: one.node.metrics().get("refused_wrong_key", 0) > 0)
+
+    def test_d21_noise_is_dropped_and_counted_and_harms_nobody(self) -> None:
+        one = Host("one")
+        two = Host("two", seeds=[one.seed])
+        with hosts(one, two):
+            eventually(lambda: all_see_all([one, two]))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                for number in range(2_000):
+                    noise = bytes([number % 256]) * (number % 1_400)
+                    sock.sendto(noise, ("127.0.0.1", one.port))
+                sock.sendto(b"\xf0" + b"\xff" * 2_000, ("127.0.0.1", one.port))
+            eventually(lambda: sum(v for k, v in one.node.metrics().items() if "refused" in k) > 1_000)
+            assert all_see_all([one, two])
+            assert "dead" not in one.told.kinds() + two.told.kinds()
+            # A flood of one kind fills no log: one line a minute for each reason and host.
+            assert one.told.words().count("packet refused") < 12
+
+
+class TestLoad:
+    def test_a_load_reaches_the_others_and_the_report(self) -> None:
+        one = Host("one")
+        two = Host("two", seeds=[one.seed])
+        with hosts(one, two):
+            eventually(lambda: all_see_all([one, two]))
+            two.node.publish(queued=3, running=2, flags=READY)
+
+            def load_at_one() -> tuple[int, int] | None:
+                (view,) = one.node.members()
+                return (view.load.queued, view.load.running) if view.load else None
+
+            eventually(lambda: load_at_one() == (3, 2))
+            assert one.node.cluster_info()["total_load"] == 5
+            (row,) = [row for row in report_of(one).members if row.worker_id == "two"]
+            assert (row.queued, row.running, row.standing) == (3, 2, "alive")
+
+    def test_who_drains_leaves_the_ring_at_once_and_who_is_degraded_keeps_its_place(self) -> None:
+        one = Host("one")
+        two = Host("two", seeds=[one.seed])
+        with hosts(one, two):
+            eventually(lambda: len(one.node.snapshot.in_ring) == 2)
+            two.node.publish(queued=0, running=1, flags=Flag.DEGRADED)
+            eventually(lambda: "degraded" in flags_at(one, "two"))
+            assert one.node.snapshot.in_ring == {"one", "two"}
+            two.node.publish(queued=0, running=1, flags=Flag.DRAINING)
+            eventually(lambda: one.node.snapshot.in_ring == {"one"})
+            assert two.node.snapshot.in_ring == {"one"}
+
+    def test_a_report_is_given_again_only_if_it_has_changed_or_was_not_told(self) -> None:
+        one = Host("one")
+        with hosts(one):
+            eventually(lambda: one.node.snapshot.in_ring == {"one"})
+            first = one.node.report(100.0)
+            assert first is not None
+            assert one.node.report(101.0) == first
+            one.node.reported(first, 101.0)
+            assert one.node.report(103.0) is None
+            assert one.node.report(105.0) is None
+            two = Host("two", seeds=[one.seed])
+            with hosts(two):
+                eventually(lambda: one.sees(two))
+                assert one.node.report(103.9) is None
+                changed = one.node.report(104.1)
+                assert changed is not None
+                one.node.reported(changed, 104.1)
+        assert one.node.report(200.0) == b""
+        one.node.reported(b"", 200.0)
+        assert one.node.report(300.0) is None
+
+
+def report_of(host: Host):  # type: ignore[no-untyped-def]
+    data = host.node.report(1e9)
+    assert data is not None
+    report = decode_report(data)
+    assert report is not None
+    assert msgspec.json.encode(report) == data
+    return report
+
+
+def flags_at(host: Host, worker_id: str) -> Sequence[str]:
+    return next(row.flags for row in report_of(host).members if row.worker_id == worker_id)
+
+
+def test_d27_a_taken_port_is_said_before_anything_is_announced() -> None:
+    port = free_port()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", port))
+        with pytest.raises(ValueError, match=rf"mesh_port: UDP port {port} of 127\.0\.0\.1 is taken"):
+            Host("one", port=port)

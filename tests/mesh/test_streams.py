@@ -1,0 +1,224 @@
+"""Calls over TCP, sealed and plain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from fluxmesh.mesh.messages import Address
+from fluxmesh.mesh.ports import bind_ports
+from fluxmesh.mesh.seal import SALT_BYTES, Envelope, Keyring, Plain, Sealed
+from fluxmesh.mesh.streams import CONNECTIONS_PER_HOST, Streams
+from tests.mesh.sockets import free_port, run, until
+
+KEY, OTHER_KEY = bytes(range(32)), bytes(32)
+Answer = Callable[[Address, bytes], Awaitable[bytes | None]]
+
+
+def sealed(key: bytes = KEY, label: str = "fluxmesh") -> Envelope:
+    return Sealed(Keyring([key], label=label), salt=os.urandom(SALT_BYTES))
+
+
+async def echo(_source: Address, frame: bytes) -> bytes | None:
+    return b"echo " + frame
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+class Side(Streams):
+    """Streams with what they refused."""
+
+    def __init__(self, envelope: Envelope, answer: Answer = echo, *, delay_s: float = 0.0) -> None:
+        self.port = free_port()
+        self.address = Address("127.0.0.1", self.port)
+        self.refused: list[str] = []
+        ports = bind_ports("127.0.0.1", self.port)
+        ports.udp.close()
+        super().__init__(
+            ports.tcp,
+            session=lambda: envelope.session(os.urandom(SALT_BYTES)),
+            on_call=answer,
+            on_refused=lambda _, why: self.refused.append(why),
+            delay_s=lambda: delay_s,
+        )
+
+
+@asynccontextmanager
+async def sides(*made: Side) -> AsyncIterator[None]:
+    for side in made:
+        await side.start()
+    try:
+        yield
+    finally:
+        for side in made:
+            await side.close()
+
+
+@pytest.mark.parametrize("make", [sealed, lambda: Plain(label="fluxmesh")], ids=["sealed", "plain"])
+def test_calls_are_answered_one_after_the_other_on_one_warm_connection(make: Callable[[], Envelope]) -> None:
+    async def main() -> None:
+        one, two = Side(make()), Side(make())
+        async with sides(one, two):
+            for number in range(5):
+                assert await one.call(two.address, b"%d" % number, 2) == b"echo %d" % number
+            large = os.urandom(1_000_000)
+            assert await one.call(two.address, large, 2) == b"echo " + large
+        assert (two.counts.connections, two.counts.calls_taken) == (1, 6)
+        assert (one.counts.calls, one.counts.calls_failed) == (6, 0)
+
+    run(main())
+
+
+def test_calls_at_once_have_connections_of_their_own() -> None:
+    async def main() -> None:
+        one, two = Side(sealed()), Side(sealed())
+        async with sides(one, two):
+            answers = await asyncio.gather(*(one.call(two.address, b"%d" % n, 2) for n in range(8)))
+        assert answers == [b"echo %d" % n for n in range(8)]
+        assert two.counts.connections == 8
+
+    run(main())
+
+
+def test_a_peer_that_was_started_anew_is_reached_although_its_connection_is_stale() -> None:
+    async def main() -> None:
+        one, two = Side(sealed()), Side(sealed())
+        async with sides(one):
+            async with sides(two):
+                assert await one.call(two.address, b"1", 2) == b"echo 1"
+            assert await one.call(two.address, b"2", 2) is None
+            again = Side(sealed())
+            async with sides(again):
+                assert await one.call(again.address, b"3", 2) == b"echo 3"
+
+    run(main())
+
+
+def test_a_late_answer_is_none_and_meets_no_later_call() -> None:
+    async def main() -> None:
+        hold = asyncio.Event()
+
+        async def slow(_source: Address, frame: bytes) -> bytes | None:
+            if frame == b"slow":
+                await hold.wait()
+            return frame
+
+        one, two = Side(sealed()), Side(sealed(), slow)
+        async with sides(one, two):
+            assert await one.call(two.address, b"slow", 0.05) is None
+            hold.set()
+            assert await one.call(two.address, b"fast", 2) == b"fast"
+
+    run(main())
+
+
+def test_a_call_that_is_refused_by_the_core_closes_the_connection() -> None:
+    async def main() -> None:
+        async def nothing(_source: Address, _frame: bytes) -> bytes | None:
+            return None
+
+        one, two = Side(sealed()), Side(sealed(), nothing)
+        async with sides(one, two):
+            assert await one.call(two.address, b"1", 2) is None
+            assert one.counts.calls_failed == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "why"),
+    [
+        (sealed(), sealed(OTHER_KEY), "wrong key"),
+        (sealed(), sealed(label="another"), "wrong label"),
+        (Plain(label="fluxmesh"), Plain(label="another"), "wrong label"),
+        (Plain(label="fluxmesh"), sealed(), "plaintext where a key is needed"),
+    ],
+    ids=["key", "label", "plain label", "no key"],
+)
+def test_d15_a_stranger_is_refused_and_both_sides_know_why(
+    mine: Envelope, theirs: Envelope, why: str
+) -> None:
+    async def main() -> None:
+        one, two = Side(mine), Side(theirs)
+        async with sides(one, two):
+            assert await one.call(two.address, b"let me in", 2) is None
+            await until(lambda: bool(two.refused))
+        assert two.refused == [why]
+        assert len(one.refused) == 1
+        assert (one.counts.calls_failed, two.counts.calls_taken) == (1, 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"GET / HTTP/1.1\r\n\r\n" * 3, os.urandom(16), struct.pack(">I", 0xFFFFFFFF) * 8],
+    ids=["nothing", "http", "noise", "lengths"],
+)
+def test_d21_what_is_no_greeting_of_ours_is_closed_and_takes_no_memory(said: bytes) -> None:
+    async def main() -> None:
+        two = Side(sealed())
+        async with sides(two):
+            reader, writer = await asyncio.open_connection("127.0.0.1", two.port + 1)
+            writer.write(said)
+            if not said:
+                writer.write_eof()
+            with suppress(ConnectionResetError):  # what was not read is thrown away with the connection
+                assert len(await reader.read()) <= max(len(said), 16)
+            await hang_up(writer)
+            assert await Side(sealed()).call(two.address, b"well", 2) == b"echo well"
+        assert two.counts.calls_taken == 1
+
+    run(main())
+
+
+def test_d21_a_frame_that_claims_to_be_giant_closes_the_connection_before_it_is_read() -> None:
+    async def main() -> None:
+        two = Side(Plain(label="fluxmesh"))
+        async with sides(two):
+            reader, writer = await asyncio.open_connection("127.0.0.1", two.port + 1)
+            writer.write(Plain(label="fluxmesh").session(os.urandom(SALT_BYTES)).greeting())
+            writer.write(struct.pack(">I", (1 << 20) + 1))
+            assert len(await reader.read()) == 16
+            await hang_up(writer)
+        assert two.refused == ["frame too large"]
+
+    run(main())
+
+
+def test_one_host_has_a_bounded_number_of_connections() -> None:
+    async def main() -> None:
+        one, two = Side(sealed()), Side(sealed())
+        async with sides(one, two):
+            crowd = [
+                await asyncio.open_connection("127.0.0.1", two.port + 1) for _ in range(CONNECTIONS_PER_HOST)
+            ]
+            await until(lambda: two.counts.connections == CONNECTIONS_PER_HOST)
+            assert await one.call(two.address, b"1", 2) is None
+            assert two.counts.turned_away == 1
+            for _, writer in crowd:
+                await hang_up(writer)
+            await until(lambda: not two._serving)
+            assert await one.call(two.address, b"2", 2) == b"echo 2"
+
+    run(main())
+
+
+def test_bad_weather_delays_calls_and_loses_none() -> None:
+    async def main() -> None:
+        one, two = Side(sealed(), delay_s=0.05), Side(sealed())
+        async with sides(one, two):
+            began = asyncio.get_running_loop().time()
+            assert await one.call(two.address, b"1", 2) == b"echo 1"
+            assert asyncio.get_running_loop().time() - began >= 0.05
+
+    run(main())
