@@ -50,7 +50,8 @@ def pythons() -> list[str]:
         for python in dict.fromkeys(found)
         if python is not None
         and Path(python).exists()
-        and subprocess.run([python, "-c", check], capture_output=True, check=False, timeout=60).returncode == 0
+        and subprocess.run([python, "-c", check], capture_output=True, check=False, timeout=60).returncode
+        == 0
     ]
 
 

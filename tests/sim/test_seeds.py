@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fluxmesh.testing.simnet_faults import NODES_MAX, NODES_MIN, Kind, Severity, draw
@@ -9,20 +11,12 @@ from fluxmesh.testing.simnet_run import run_seed
 
 # A hundred, in five parts, so that a failure is seen early and names its neighbourhood.
 PARTS = [range(start, start + 20) for start in range(1, 101, 20)]
-# Each of these broke a promise once.
-KEPT = (222,)
 
 
 @pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_no_seed_breaks_a_promise(seeds: range) -> None:
     told = [outcome.told for outcome in map(run_seed, seeds) if outcome.problem]
     assert not told, "\n\n".join(told)
-
-
-@pytest.mark.parametrize("seed", KEPT)
-def test_a_seed_that_failed_once_does_so_no_more(seed: int) -> None:
-    outcome = run_seed(seed)
-    assert not outcome.problem, outcome.told
 
 
 def test_a_hundred_plans_hold_every_kind_of_fault_every_severity_and_small_and_large_meshes() -> None:
@@ -45,12 +39,12 @@ def test_a_failing_seed_prints_its_plan_the_rule_and_the_last_events_of_whom_it_
 
     MUTANTS["no indirect probes"](monkeypatch)
 
-    outcome = run_seed(2)
+    outcome = next(outcome for seed in range(1, 51) if (outcome := run_seed(seed)).rule == "no suspicion")
 
     lines = outcome.told.splitlines()
-    assert lines[0].startswith("seed 2: 9 nodes")
-    assert outcome.rule == "no suspicion"
+    assert lines[0].startswith(f"seed {outcome.seed}: {outcome.nodes} nodes")
     head = next(index for index, line in enumerate(lines) if "the last events about" in line)
     events = lines[head + 1 :]
     assert 10 <= len(events) <= 40
-    assert all("w6" in line or "w0" in line for line in events)
+    one, other = re.findall(r"w\d+", lines[head])
+    assert all(one in line or other in line for line in events)

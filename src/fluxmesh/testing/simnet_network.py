@@ -64,6 +64,7 @@ class Network:
         self.cuts: dict[tuple[str, str], Via] = {}  # one way
         self.sides: dict[str, int] = {}  # of a partition; who has none is on side 0
         self.send_errors: set[str] = set()  # hosts whose own kernel refuses to send
+        self.unreachable: set[str] = set()  # hosts to which every kernel refuses to send
         self.happened: Counter[str] = Counter()
 
     def heal(self) -> None:
@@ -73,6 +74,7 @@ class Network:
         self.cuts.clear()
         self.sides.clear()
         self.send_errors.clear()
+        self.unreachable.clear()
 
     def open(self, source: str, target: str, via: Via) -> bool:
         """Whether packets of this kind come through from one host to the other, loss apart."""

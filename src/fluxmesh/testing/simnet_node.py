@@ -293,7 +293,7 @@ class SimNode:
         self.sent_bytes += size
         host = self.address.host
         network = net.network
-        if host in network.send_errors:
+        if host in network.send_errors or effect.to.host in network.unreachable:
             network.happened["send error"] += 1
             net.push(net.now, self.send_failed, effect.to)
             return
