@@ -68,6 +68,8 @@ class Member:
     position: int = -1  # among the living, else -1
     listed: bool = False  # stands in the order of probes
     owed: bool = False  # it holds something old of us: our own record goes with the next packet
+    outdated: list[Member] | None = None  # rows of which it told something old: they go with the next packet
+    corrected: int = 0  # how often this record was told for that reason
     behind: bool = False  # it speaks of a newer incarnation than we hold: tell it what we hold
     detour_ns: int | None = None  # when it was last told that it answers only round a corner
     notice_ns: int | None = None  # when it was last told something unasked
@@ -88,7 +90,7 @@ class Member:
             self.answered = self.owed = self.behind = False
             self.greetings = 0
             self.rtt_ns = self.load = self.ready_since_ns = self.told_hash = None
-            self.detour_ns = None
+            self.detour_ns = self.outdated = None
         if record.standing != self.record.standing or record.epoch != self.record.epoch:
             self.since_ns = now
         if record.standing >= Standing.DEAD:
@@ -98,6 +100,7 @@ class Member:
         if record.epoch != self.record.epoch:
             self.ref = record.ref
         self.record = record
+        self.corrected = 0
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from fluxmesh.mesh.member import INCARNATION_MAX, Member, outranks, softened, wi
 from fluxmesh.mesh.messages import Address, NodeRef, Record, Standing
 from fluxmesh.mesh.voice import Voice
 
+_OUTDATED_MAX: Final = 8  # rows that are owed to one teller
 GREETINGS_MAX: Final = 3  # pings out of turn to a node that has not answered us yet
 
 
@@ -48,7 +49,7 @@ class Membership:
         elif claim.worker_id == self.voice.me.worker_id:
             self._answer(claim, now, teller)
         else:
-            self._weigh(claim, self.table.rows.get(claim.worker_id), now)
+            self._weigh(claim, self.table.rows.get(claim.worker_id), now, teller)
 
     def hear_exchanged(self, claim: Record, now: int, *, teller: str) -> None:
         """A record that came by push-pull: as old as its holder's table. The dead of others are suspects
@@ -63,12 +64,22 @@ class Membership:
         record = member.record
         self._weigh(with_standing(record, Standing.SUSPECT, self.voice.me.worker_id), member, now)
 
-    def _weigh(self, claim: Record, row: Member | None, now: int) -> None:
+    def _weigh(self, claim: Record, row: Member | None, now: int, teller: Member | None = None) -> None:
         held = row.record if row is not None else None
-        if outranks(claim, held):
+        if row is None or held is None or outranks(claim, held):
             self._adopt(claim, row, now)
-        elif row is not None and row.suspicion is not None and _is_same_accusation(claim, row.record):
+        elif row.suspicion is not None and _is_same_accusation(claim, held):
             self._confirm(claim, row)
+        elif teller is not None and outranks(held, claim) and not (row.is_living and _is_alive(claim)):
+            # An outdated Alive of a living node does no harm. Who still accuses one that said no, or believes
+            # in one that is gone, acts on it.
+            self.owe(teller, row)
+
+    def owe(self, teller: Member, row: Member) -> None:
+        """Our record of `row` goes to `teller` with the next packet."""
+        outdated = teller.outdated or []
+        if row is not teller and row not in outdated and len(outdated) < _OUTDATED_MAX:
+            teller.outdated = [*outdated, row]
 
     def _confirm(self, claim: Record, row: Member) -> None:
         """Another accuser of a suspect: the wait gets shorter, and others shall know, too."""
@@ -255,6 +266,10 @@ def _is_same_accusation(claim: Record, held: Record) -> bool:
         and claim.epoch == held.epoch
         and claim.incarnation == held.incarnation
     )
+
+
+def _is_alive(claim: Record) -> bool:
+    return claim.standing == Standing.ALIVE
 
 
 def _owe(teller: Member | None) -> None:

@@ -279,6 +279,9 @@ class Prober:
         if len(self.relays) >= RELAYS_MAX:
             self.voice.count("relays_crowded_out")
             return
+        row = self.voice.table.rows.get(message.target.worker_id)
+        if row is not None and (row.record.epoch > message.target.epoch or not row.is_living):
+            self.membership.owe(asker, row)  # it asks after a run that is no more
         window = min(message.window_ms * MS, _WINDOW_MAX_NS)
         known = self.voice.table.rows.get(message.target.worker_id)
         if known is not None and (known.record.epoch > message.target.epoch or not known.is_living):

@@ -94,7 +94,7 @@ class Swim:
         )
         self.phase = Phase.IDLE
         self.timing = timing
-        self.voice = Voice(record=record, timing=timing)
+        self.voice = Voice(record=record, timing=timing, rng=rng)
         self.table = self.voice.table
         self.membership = Membership(voice=self.voice, rng=rng, watcher=self)
         self.particulars = Particulars(voice=self.voice, rng=rng, meta=meta)
@@ -214,7 +214,7 @@ class Swim:
     ) -> None:
         """What an Ack would have carried. Whoever told us that we are down is not told the same for it, and
         a leaver not that it left."""
-        if row.owed:
+        if row.owed or row.outdated:
             self.voice.correct(src, row, now)
         elif row.record.standing != Standing.ALIVE and not is_notice:
             own_words = [r for r in packet.news if r.worker_id == row.record.worker_id]
@@ -225,11 +225,12 @@ class Swim:
         """Take in the news; answers the claims about ourselves, which are weighed when it is known who made
         them."""
         ours: list[Record] = []
+        teller = self.table.find(packet.sender)
         for record in packet.news:
             if record.worker_id == self.me.worker_id:
                 ours.append(record)
             else:
-                self.membership.hear(record, now)
+                self.membership.hear(record, now, teller=teller)
         message = packet.message
         about = message.about if isinstance(message, Ping) else None
         if about is not None and about.worker_id == self.me.worker_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -31,6 +32,7 @@ from fluxmesh.mesh.wire import encode_frame, encode_packet
 
 BUDGET_BYTES: Final = DATAGRAM_MAX_BYTES - SEAL_BYTES
 NEWS_PER_PACKET: Final = 40  # looked at; the budget decides how many go
+CORRECTIONS_MAX: Final = 8  # of one record, beside the times it is sent as news
 CALLS_MAX: Final = 64  # under way at once
 _COUNTERS_MAX: Final = 256
 
@@ -50,7 +52,7 @@ class Pending(Struct, frozen=True):
 class Voice:
     """Everything that leaves the core goes through here; `take` hands it over."""
 
-    def __init__(self, *, record: Record, timing: Timing) -> None:
+    def __init__(self, *, record: Record, timing: Timing, rng: random.Random) -> None:
         self.me = record.ref
         self.record = record  # our own, as we want to be known
         self.timing = timing
@@ -62,7 +64,9 @@ class Voice:
         self.calls: dict[int, Pending] = {}
         self._out: list[Effect] = []
         self._next_call = 1
-        self._next_seq = 1
+        # Packets are not sealed for one receiver: were every run to count from 1, an answer that was meant
+        # for another could be passed to us and fit.
+        self._next_seq = 1 + rng.getrandbits(31)
 
     # --- effects ----------------------------------------------------------------------------------------
 
@@ -159,7 +163,8 @@ class Voice:
         row.owed = row.behind = False
         self.count("notices_sent")
         head = Packet(PROTOCOL, self.me, self.record.incarnation, Gossip())
-        data, _, _ = encode_packet(head, (row.record, self.record), (), BUDGET_BYTES)
+        news = (row.record, self.record, *_corrections(row))
+        data, _, _ = encode_packet(head, news, (), BUDGET_BYTES)
         self._send(to, data)
 
     def _due(self, peer: Member, message: Message) -> list[Record]:
@@ -169,6 +174,8 @@ class Voice:
             due.append(peer.record)
         if peer.owed or not peer.answered or self.record.standing == Standing.LEFT:
             due.append(self.record)
+        if peer.outdated:
+            due += _corrections(peer)
         peer.owed = peer.behind = False
         return due
 
@@ -194,3 +201,15 @@ class Voice:
 
     def frame(self, number: int, body: Frame) -> bytes:
         return encode_frame(StreamFrame(PROTOCOL, self.me, self.record.incarnation, number, body))
+
+
+def _corrections(peer: Member) -> list[Record]:
+    """What we hold of those of whom `peer` told something older, once each time it does, but of one record no
+    more often than is bounded."""
+    rows, peer.outdated = peer.outdated or [], None
+    told = []
+    for row in rows:
+        if row is not peer and row.corrected < CORRECTIONS_MAX:
+            row.corrected += 1
+            told.append(row.record)
+    return told

@@ -26,6 +26,7 @@ from fluxmesh.mesh.messages import (
 )
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.timing import DATAGRAM_MAX_BYTES, MS, SEAL_BYTES, S, Timing, sends_of_news
+from fluxmesh.mesh.voice import CORRECTIONS_MAX
 from fluxmesh.testing.simnet_node import SimNode
 from fluxmesh.testing.simnet_trace import Trace, Violation, told
 
@@ -48,7 +49,7 @@ class Expect(Struct, frozen=True, kw_only=True):
 
     no_dead: bool = False  # nobody who lives is declared dead
     no_suspect: bool = False  # nobody who lives is even suspected
-    news_sends: int = sends_of_news(16)  # of one update by one node
+    news_sends: int = sends_of_news(16) + CORRECTIONS_MAX  # of one update by one node
 
 
 class Observer:

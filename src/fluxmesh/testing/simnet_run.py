@@ -11,6 +11,7 @@ from msgspec import Struct
 from fluxmesh.mesh.messages import Standing
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.timing import S, Timing, sends_of_news
+from fluxmesh.mesh.voice import CORRECTIONS_MAX
 from fluxmesh.testing.simnet import Simnet
 from fluxmesh.testing.simnet_acts import Stage
 from fluxmesh.testing.simnet_faults import CHAOS_TO_NS, Kind, Plan, Severity, draw
@@ -57,7 +58,7 @@ def run_plan(plan: Plan, *, make_core: MakeCore = Swim, rules: Callable[..., Rul
     expect = Expect(
         no_dead=plan.severity is not Severity.HARSH,
         no_suspect=plan.severity is Severity.CLEAN,
-        news_sends=sends_of_news(plan.nodes + 6),
+        news_sends=sends_of_news(plan.nodes + 6) + CORRECTIONS_MAX,
     )
     watch = rules(timing=timing, expect=expect, trace=trace)
     net = Simnet(
@@ -114,7 +115,7 @@ def _play(net: Simnet, plan: Plan, watch: Rules) -> int:
     healed_in = net.now - healed_at
     net.run(net.now + SETTLE_NS)
     watch.relax(
-        Expect(no_dead=True, no_suspect=True, news_sends=sends_of_news(plan.nodes + 6))
+        Expect(no_dead=True, no_suspect=True, news_sends=sends_of_news(plan.nodes + 6) + CORRECTIONS_MAX)
     )  # the network is whole
     net.run(net.now + QUIET_NS)
     difference = unlike(net)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fluxmesh.mesh.effects import Arm, Emit, Send
-from fluxmesh.mesh.messages import Ack, Address, Gossip, NodeRef, Ping, Record, Standing
+from fluxmesh.mesh.messages import Ack, Address, Gossip, NodeRef, Ping, PingReq, Record, Standing
 from fluxmesh.mesh.swim import Phase
 from fluxmesh.mesh.timing import S, Timing, sends_of_news
+from fluxmesh.mesh.voice import CORRECTIONS_MAX
 from fluxmesh.mesh.wire import decode_packet
 from tests.unit.mesh.driving import HASH, ME, Bench, a_record, about_me, address_of, of, packets, told
 
@@ -391,3 +392,50 @@ def test_before_join_nothing_is_heard_and_nothing_is_said() -> None:
     assert bench.hear(1, Ping(1, ME)) == []
     assert bench.first == []
     assert not any(isinstance(effect, Arm) for effect in bench.hear(1, news=[a_record(1)]))
+
+
+# --- what others hold that is old -----------------------------------------------------------------------
+
+
+def test_d10_who_accuses_one_that_left_is_told_at_once_that_it_left() -> None:
+    bench = Bench(5)
+    left = a_record(2, standing=Standing.LEFT)
+    bench.hear(1, news=[left])
+    bench.core.voice.news.clear()
+    ((to, packet),) = packets(bench.hear(3, news=[suspected(2, accuser="peer-3")]))
+    assert (to, packet.message) == (address_of(3), Gossip())
+    assert left in packet.news
+
+
+def test_d10_who_asks_after_one_that_left_is_told_so_before_its_verdict() -> None:
+    bench = Bench(5)
+    left = a_record(2, standing=Standing.LEFT)
+    bench.hear(1, news=[left])
+    bench.core.voice.news.clear()
+    where = address_of(2)
+    request = PingReq(7, NodeRef("peer-2", 1), where.host, where.port, 250)
+    told_to = [to for to, packet in packets(bench.hear(3, request)) if left in packet.news]
+    assert address_of(3) in told_to
+
+
+def test_who_accuses_one_that_said_no_is_told_what_it_said() -> None:
+    bench = Bench(5)
+    bench.hear(1, news=[a_record(2, incarnation=4)])
+    bench.core.voice.news.clear()
+    ((_, packet),) = packets(bench.hear(3, news=[suspected(2, accuser="peer-3", incarnation=3)]))
+    assert a_record(2, incarnation=4) in packet.news
+    # An outdated word that does no harm is left alone.
+    assert packets(bench.hear(4, news=[a_record(2, incarnation=3)])) == []
+
+
+def test_corrections_of_one_record_are_bounded() -> None:
+    bench = Bench(5)
+    left = a_record(2, standing=Standing.LEFT)
+    bench.hear(1, news=[left])
+    bench.core.voice.news.clear()
+    sent = 0
+    for _ in range(50):
+        bench.now += T
+        for _, packet in packets(bench.hear(3, news=[suspected(2, accuser="peer-3")])):
+            sent += packet.news.count(left)
+    assert sent == CORRECTIONS_MAX
