@@ -12,17 +12,21 @@ from fluxmesh.mesh.timing import LOAD_STALE_MS, MS, READY_AFTER_NS
 
 OTHERS_MAX: Final = 8  # told beside our own, if there is room
 _KEPT: Final = 2 * OTHERS_MAX
-_NOT_NOW: Final = Flag.DRAINING | Flag.DEGRADED
+# Plain numbers: arithmetic on members of an enumeration is many times as slow, and this is done for each load.
+_READY: Final = int(Flag.READY)
+_READY_OR_NOT: Final = int(Flag.READY | Flag.DRAINING | Flag.DEGRADED)
+_STEALS: Final = int(Flag.STEALS)
 
 
 def says_ready(load: Load) -> bool:
-    return bool(load.flags & Flag.READY) and not load.flags & _NOT_NOW
+    """Says that it is, and neither that it drains nor that it stands still."""
+    return load.flags & _READY_OR_NOT == _READY
 
 
 def is_idle(load: Load) -> bool:
     """Known to have a free slot, nothing to fill it with, and a hand to take."""
     free = load.running < load.capacity and not load.queued
-    return free and says_ready(load) and bool(load.flags & Flag.STEALS)
+    return free and says_ready(load) and bool(load.flags & _STEALS)
 
 
 def aged(load: Load, age_ms: int) -> Load:
