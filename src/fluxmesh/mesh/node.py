@@ -55,7 +55,7 @@ _TOLD: Final[dict[str, tuple[str, str]]] = {
     "dead": ("warning", "member dead"),
     "left": ("info", "member left"),
     "accused": ("warning", "accused by a peer"),
-    "probe_resolved": ("debug", "probe resolved"),
+    "probe_resolved": ("warning", "probe resolved"),
     "forgotten": ("debug", "member forgotten"),
     "meta": ("debug", "member described itself"),
     "surge": ("debug", "peer has surplus"),
