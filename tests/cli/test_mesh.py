@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import signal
 import socket
 from pathlib import Path
 
@@ -190,6 +191,22 @@ def test_processes_of_one_worker_have_two_ports_each_and_form_a_mesh_that_a_serv
         assert "member suspected" not in worker.err
         assert "member left" in worker.err
     assert run_here("mesh", "members", "--json", cwd=tmp_path).document["items"] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_every_kind_of_stop_says_goodbye(tmp_path: Path, number: signal.Signals) -> None:
+    port = free_port(4)
+    seeds = f"127.0.0.1:{port}"
+    first = ("--mesh", "--mesh-port", str(port), "--id", "stays")
+    with Running("worker", *first, cwd=tmp_path) as stays:
+        stays.until("worker ready")
+        second = ("--mesh", "--mesh-port", str(port + 2), "--mesh-seeds", seeds, "--id", "goes")
+        with Running("worker", *second, cwd=tmp_path) as goes:
+            goes.until("mesh joined")
+            assert goes.end(number) == 0
+        stays.until("member left")
+        assert stays.end() == 0
+        assert "suspected" not in stays.err
 
 
 def test_the_worker_of_a_server_is_a_node_too(tmp_path: Path) -> None:

@@ -383,6 +383,7 @@ class MeshNode:
         self._flags_seen = self._load.flags
         self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
         self._core_counts = self._carrier.counters()
+        self._carrier.tell_refusals()
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
 
     def _thread_failed(self, error: BaseException) -> None:
