@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fluxmesh.clock import system_clock
+from fluxmesh.errors import FluxMeshError
 from fluxmesh.mesh.carrier import Carrier, Tell
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
@@ -131,7 +132,13 @@ class MeshNode:
             if self._started or self._ended:
                 return
             self._started = True
-        self._thread.start(START_S)
+        try:
+            self._thread.start(START_S)
+        except TimeoutError:
+            self.close_after(0.0)
+            raise FluxMeshError(
+                f"the node of the mesh did not start within {START_S:g} s", hint="is this machine overloaded?"
+            ) from None
 
     def leave(self) -> None:
         """Say goodbye, wait until it has spread (at most 2 s, and answer for 1 s more), close everything.

@@ -88,11 +88,15 @@ class Meshing:
         try:
             await self._prepare(self._options)
         except FluxMeshError as error:
-            if not self._optional:
-                raise
-            self._options = None
-            name = self._registration.worker_id
-            _log.error("worker runs without the mesh", worker=name, error=str(error))
+            self._go_without(error)
+
+    def _go_without(self, error: FluxMeshError) -> None:
+        """Raises the error, unless the mesh is optional."""
+        if not self._optional:
+            raise error
+        self._options = None
+        name = self._registration.worker_id
+        _log.error("worker runs without the mesh", worker=name, error=str(error))
 
     async def _prepare(self, options: MeshWorker) -> None:
         from fluxmesh.mesh.advertise import find_address
@@ -127,7 +131,8 @@ class Meshing:
             self._ports.close()
 
     async def start(self, epoch: int, *, on_fenced: Callable[[], None]) -> None:
-        """Become a member under this epoch. `on_fenced` is called on the calling loop."""
+        """Become a member under this epoch. `on_fenced` is called on the calling loop. Raises FluxMeshError,
+        unless the mesh is optional."""
         if self._options is None or self._ports is None:
             return
         from fluxmesh.mesh.delays import WEATHER_ENV, parse_weather
@@ -164,7 +169,11 @@ class Meshing:
             on_fenced=fenced,
             weather=None if weather is None else parse_weather(weather),
         )
-        await asyncio.to_thread(node.start)
+        try:
+            await asyncio.to_thread(node.start)
+        except FluxMeshError as error:
+            self._go_without(error)
+            self._node = None
 
     # -- for the watching thread and the beating one -------------------------------------------------
     def publish(self, blocked: bool) -> None:  # noqa: FBT001 - a state, not a mode of the call
