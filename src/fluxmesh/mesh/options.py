@@ -203,7 +203,7 @@ class MeshWorker:
             raise InvalidOption(
                 "mesh_bind_addr",
                 f"{self.bind_host} can be reached from elsewhere, and there is no key",
-                hint=f"{KEYGEN_HINT}, or insecure=True where nobody else is on the network",
+                hint=f"{KEYGEN_HINT}, or set mesh_insecure where nobody else is on the network",
             )
 
     # -- what follows --------------------------------------------------------------------------------------
