@@ -118,15 +118,15 @@ def suspicions_never_end(patch: Patch) -> None:
 
 @mutant
 def an_ack_clears_a_suspicion(patch: Patch) -> None:
-    first_hand = Prober._first_hand
+    on_ack = Prober.on_ack
 
-    def forgiving(self: Prober, sender: Any, rtt_ns: int) -> None:
-        first_hand(self, sender, rtt_ns)
+    def forgiving(self: Prober, seq: int, sender: Any, now: int) -> None:
+        on_ack(self, seq, sender, now)
         row = self.voice.table.find(sender)
         if row is not None and row.record.standing == Standing.SUSPECT:
-            self.membership._adopt(with_standing(row.record, Standing.ALIVE, ""), row, 0)
+            self.membership._adopt(with_standing(row.record, Standing.ALIVE, ""), row, now)
 
-    patch.setattr(Prober, "_first_hand", forgiving)
+    patch.setattr(Prober, "on_ack", forgiving)
 
 
 @mutant

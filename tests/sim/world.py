@@ -13,7 +13,6 @@ from fluxmesh.mesh.messages import (
     Address,
     Gossip,
     Message,
-    NodeRef,
     Packet,
     Record,
     Standing,
@@ -194,7 +193,3 @@ def record_of(
         "accuser": accuser,
     }
     return Record(**(fields | changes))
-
-
-def is_for(packet: Packet, ref: NodeRef) -> bool:
-    return getattr(packet.message, "target", None) == ref

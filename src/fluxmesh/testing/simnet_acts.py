@@ -68,6 +68,7 @@ class Stage:
             Kind.CLOCK_JUMP: self._clock_jump,
             Kind.SEND_ERRORS: self._send_errors,
             Kind.CLONE: self._clone,
+            Kind.WITNESS: self._crash_and_stall,
         }
         if any(act.kind in (Kind.JUNK, Kind.REPLAYS) for act in plan.acts):
             net.captured = deque(maxlen=CAPTURED)
@@ -207,6 +208,15 @@ class Stage:
             bound = (n + 3) * timing.period_ns + 6 * timing.suspicion_min_ns(n) + 3 * S
             witnesses = [other for other in self.net.living if other.name.startswith("w")]
             self.net.after(bound, self._is_given_up, node, witnesses, Standing.DEAD)
+
+    def _crash_and_stall(self, act: Act) -> None:
+        """The first crashes; the others stand still while their suspicion of it runs."""
+        first, *witnesses = act.who
+        self._crash(act)
+        for number in witnesses:
+            witness = self._node(number)
+            if witness is not None and number != self._spare(first):
+                self.net.after(S + self.net.chance(4 * S), witness.freeze, act.length_ns)
 
     def _is_given_up(self, gone: SimNode, witnesses: list[SimNode], least: Standing) -> None:
         for witness in witnesses:

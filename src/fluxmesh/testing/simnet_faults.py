@@ -61,6 +61,7 @@ class Kind(StrEnum):
     CLOCK_JUMP = "clock jump"
     SEND_ERRORS = "send errors"
     CLONE = "second holder of an id"
+    WITNESS = "witnesses of a crash stall"
 
 
 CLEAN: Final = (
@@ -90,7 +91,15 @@ HARSH: Final = (
     Kind.CLOCK_JUMP,
     Kind.SEND_ERRORS,
     Kind.CLONE,
+    Kind.WITNESS,
 )
+_FIRST: Final = (
+    *HARSH,
+    Kind.PARTITION,
+    Kind.ISLANDS,
+    Kind.SUSPEND,
+    Kind.WITNESS,
+)  # what does most comes more often
 SEALED: Final = (Kind.STRANGE_KEY, Kind.STRANGE_LABEL)  # only where packets are sealed
 _ALONE: Final = (Kind.PAIR_CUT, Kind.UDP_CUT)  # of a clean plan one of these: two may leave no detour
 _NAMES: Final = (Kind.NO_NAMES, Kind.STALE_NAMES)
@@ -172,7 +181,7 @@ def _kinds(rng: Random, severity: Severity, nodes: int, *, sealed: bool) -> tupl
         pool = [kind for kind in pool if kind not in _ALONE]  # there is nobody who could help
     chosen = rng.sample(pool, rng.randint(1, 6))
     if severity is Severity.HARSH:
-        chosen[0] = rng.choice(HARSH)
+        chosen[0] = rng.choice(_FIRST)
     elif severity is Severity.MILD:
         chosen[0] = rng.choice(MILD)
         chosen = [kind for kind in chosen if kind not in _ALONE or nodes >= 6]
@@ -223,6 +232,13 @@ def _act(rng: Random, kind: Kind, nodes: int, severity: Severity) -> Act:
             who = tuple(rng.sample(range(nodes), 2))
         case Kind.SUSPEND:
             length = min(CHAOS_TO_NS - at, rng.choice((1, 5, 15, 40)) * S)
+        case Kind.PARTITION:
+            at = rng.randrange(CHAOS_FROM_NS, 2 * CHAOS_FROM_NS)
+            length = min(CHAOS_TO_NS - at, rng.choice((3, 12, 20, 28)) * S + rng.randrange(S))
+        case Kind.WITNESS:
+            at = rng.randrange(CHAOS_FROM_NS, CHAOS_TO_NS - 14 * S)
+            length = rng.choice((1, 3, 8)) * S
+            who = tuple(rng.sample(range(nodes), min(nodes, 3)))
         case Kind.STALL:
             length = rng.randrange(200 * MS, 2 * S)
         case Kind.CRASH | Kind.RESTART | Kind.MOVE | Kind.REJOIN:
