@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import msgpack
 
 from fluxmesh.mesh.effects import Leave
-from fluxmesh.mesh.messages import PROTOCOL, Address, Gossip, Packet, Record, Standing
+from fluxmesh.mesh.messages import PROTOCOL, Address, Gossip, NodeRef, Packet, Ping, Record, Standing
 from fluxmesh.mesh.timing import MS, S
 from fluxmesh.testing.simnet import Simnet
 from fluxmesh.testing.simnet_faults import CHAOS_TO_NS, Act, Kind, Plan, Seeds, Severity
@@ -319,6 +319,8 @@ class Stage:
             if act.kind is Kind.REPLAYS:
                 self.net.network.happened["replayed"] += 1
                 self.net.push(self.net.now, self.net.arrive, source, to, data)
+            elif self.sealing is None and self.rng.random() < 0.3:
+                self._ping_as_a_stranger(to)
             else:
                 self.net.network.happened["tampered"] += 1
                 target = to if self.sealing is not None else HOSTILE
@@ -326,6 +328,14 @@ class Stage:
                 self.net.push(self.net.now, self.net.arrive, source, target, tampered(data, self.rng))
         if self.net.now < act.at_ns + act.length_ns:
             self.net.after(self.net.chance(2 * ATTACK_EVERY_NS), self._strike, act)
+
+    def _ping_as_a_stranger(self, to: Address) -> None:
+        """Well-formed, in the hope of an answer that is larger than the question."""
+        node = self.net.running.get(to)
+        if node is not None and node.name.startswith("w"):
+            self.net.network.happened["ping of a stranger"] += 1
+            packet = Packet(PROTOCOL, NodeRef("nobody", 1), 0, Ping(self.rng.randrange(1_000), node.me))
+            self.net.push(self.net.now, self.net.arrive, HOSTILE, to, msgpack.encode(packet))
 
     def _lies(self, act: Act) -> None:
         """A member tells what is not so: a living one is suspected, dead, or has left; or lives nowhere."""
