@@ -281,12 +281,9 @@ class Prober:
             return
         row = self.voice.table.rows.get(message.target.worker_id)
         if row is not None and (row.record.epoch > message.target.epoch or not row.is_living):
-            self.membership.owe(asker, row)  # it asks after a run that is no more
-        window = min(message.window_ms * MS, _WINDOW_MAX_NS)
-        known = self.voice.table.rows.get(message.target.worker_id)
-        if known is not None and (known.record.epoch > message.target.epoch or not known.is_living):
             # The asker has not heard what became of it, and is about to suspect one who left.
-            self.voice.correct(src, known, now)
+            self.membership.owe(asker, row)
+        window = min(message.window_ms * MS, _WINDOW_MAX_NS)
         seq = self.voice.new_seq()
         self.relays[seq] = Relay(message.seq, asker.ref, src, message.target, now + window)
         self.voice.arm(("relay", seq), now + int(window * _NACK_AT))
