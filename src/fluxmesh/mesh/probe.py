@@ -16,6 +16,7 @@ from fluxmesh.mesh.messages import (
     NodeRef,
     Ping,
     PingReq,
+    Record,
     Standing,
     TcpPing,
 )
@@ -202,13 +203,13 @@ class Prober:
 
     # --- signs of life ----------------------------------------------------------------------------------
 
-    def hello(self, member: Member, now: int) -> None:
+    def hello(self, member: Member, now: int, *, queued: list[Record] | None = None) -> None:
         """A ping out of turn: no verdict hangs on it."""
         if len(self.hellos) >= HELLOS_MAX:
             del self.hellos[next(iter(self.hellos))]
         seq = self.voice.new_seq()
         self.hellos[seq] = (member.ref, now)
-        self.voice.ping(member, seq, now)
+        self.voice.ping(member, seq, now, queued=queued)
 
     def on_ack(self, seq: int, sender: NodeRef, now: int) -> None:
         probe = self.open
