@@ -9,7 +9,7 @@ SECONDS ?=
 MUTANTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: setup services demo test slow cases chaos net bench lint format clean help
+.PHONY: setup services demo test slow cases sim chaos net bench lint format clean help
 
 setup: ## make .venv and install the project with its tools (fast when nothing changed)
 	@sh scripts/setup.sh
@@ -31,6 +31,10 @@ cases: setup services ## the failure cases at their full waiting times, on every
 	FLUXMESH_TEST_CASES=full FLUXMESH_TEST_CASE_LINES=$(CURDIR)/build/cases.jsonl \
 		$(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md)
+
+sim: setup ## the mesh in virtual time: 1,000 seeds of faults, figures of 3 to 1,000 real cores, 10,000 by a model (SEEDS=1-50)
+	$(PYTHON) -m fluxmesh.cli mesh simulate --seeds $(or $(SEEDS),1-1000) --kills 60 \
+		--measure 3 --measure 10 --measure 100 --measure 1000 --model 10000
 
 chaos: setup services ## real workers under faults, judged (SEEDS=1-20 STORAGE=redis SECONDS=60; MUTANTS=1: can the judge fail?)
 	$(PYTHON) -m tests.chaos $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STORAGE),--storage $(STORAGE)) \

@@ -271,13 +271,15 @@ def test_d26_the_next_word_to_a_falsely_suspected_node_tells_it_and_brings_its_r
             for one in world.eyes.sent
             if one.at_s >= accused_at and one.node == "w0" and one.to == accused.address
         )
-        message = first.packet.message
-        told = [message.about] if isinstance(message, Ping) else first.packet.news
-        assert [record.standing for record in told if record and record.worker_id == "w1"] == [
-            Standing.SUSPECT
-        ]
         refuted = [one for one in world.emits("refuted", about="w1", since_s=accused_at) if one.node == "w0"]
         assert [one.record and one.record.incarnation for one in refuted] == [1]
+        if refuted[0].at_s <= first.at_s:
+            continue  # the third was faster
+        message = first.packet.message
+        told = [message.about] if isinstance(message, Ping) else first.packet.news
+        about = [Standing(record.standing) for record in told if record and record.worker_id == "w1"]
+        assert about == [Standing.SUSPECT]
         waits.append(refuted[0].at_s - first.at_s)
         assert waits[-1] <= 0.025  # a round trip
+    assert len(waits) >= 10
     print(f"D26: refuted at most {max(waits) * 1_000:.1f} ms after the next word to it")

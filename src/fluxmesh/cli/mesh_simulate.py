@@ -23,6 +23,7 @@ EXAMPLES = (
 )
 SEEDS_MAX = 100_000
 CORES_MAX = 2_000
+SAID_EVERY = 100
 MODEL_MAX = 100_000
 
 
@@ -101,8 +102,10 @@ def _measured(options: Options) -> list[Figures]:
 
 def _played(options: Options) -> list[Outcome]:
     clock = system_clock()
-    outcomes = []
+    outcomes: list[Outcome] = []
     for seed in options.seeds or range(1, 21):
+        if outcomes and len(outcomes) % SAID_EVERY == 0:
+            output.note(f"{len(outcomes)} seeds, {sum(bool(one.problem) for one in outcomes)} failed")
         began = clock.mono_s()
         outcome = run_seed(seed, nodes=options.nodes)
         outcomes.append(outcome)

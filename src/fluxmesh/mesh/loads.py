@@ -12,7 +12,7 @@ from fluxmesh.mesh.timing import LOAD_STALE_MS, MS, READY_AFTER_NS
 
 OTHERS_MAX: Final = 8  # told beside our own, if there is room
 _KEPT: Final = 2 * OTHERS_MAX
-# Plain numbers: arithmetic on members of an enumeration is many times as slow, and this is done for each load.
+# Plain numbers, because this is done for each load, and members of an enumeration are many times as slow.
 _READY: Final = int(Flag.READY)
 _READY_OR_NOT: Final = int(Flag.READY | Flag.DRAINING | Flag.DEGRADED)
 _STEALS: Final = int(Flag.STEALS)

@@ -157,6 +157,8 @@ class Table:
     def choose(self, rng: random.Random, count: int, fits: Callable[[Member], bool]) -> list[Member]:
         """Up to `count` different living rows that fit, by chance; fewer only if there are no more."""
         living = self.living
+        if count <= 0:
+            return []
         if len(living) > 8 * count:
             picked: list[Member] = []
             for _ in range(4 * count):

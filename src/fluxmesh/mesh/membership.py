@@ -101,36 +101,39 @@ class Membership:
             self.voice.disarm(("suspicion", member.number))
         self.voice.news.put(claim)
         self._tell_change(before, member)
+        if claim.standing >= Standing.DEAD:
+            self.ungreeted.pop(member.number, None)
+            return
         if claim.standing == Standing.SUSPECT:
             self._start_suspicion(member, now)
-        if member.is_living:
-            is_new_run = before is None or before.epoch != claim.epoch
-            was_gone = before is not None and before.standing >= Standing.DEAD
-            if is_new_run or was_gone:
-                self._watcher.came(member, now)
-            if is_new_run or not member.answered:
-                self.greet_later(member)
-            if was_gone and not is_new_run:
-                self._watcher.returned(member, now)
+        is_new_run = before is None or before.epoch != claim.epoch
+        was_gone = before is not None and before.standing >= Standing.DEAD
+        if is_new_run or was_gone:
+            self._watcher.came(member, now)
+        if not member.answered:
+            self.greet_later(member)
+        if was_gone and not is_new_run:
+            self._watcher.returned(member, now)
+        if member.told_hash != claim.meta_hash:
             self._watcher.described(member, now)
-        else:
-            self.ungreeted.pop(member.number, None)
 
     def _tell_change(self, before: Record | None, member: Member) -> None:
         record, tell = member.record, self.voice.tell
-        living_before = before is not None and before.standing <= Standing.SUSPECT
-        if member.is_living and before is None:
+        held = None if before is None else before.standing
+        standing = record.standing
+        if standing == held == Standing.ALIVE and before is not None and before.epoch == record.epoch:
+            return
+        if standing <= Standing.SUSPECT and before is None:
             tell("discovered", record)
-        elif member.is_living and before is not None and before.epoch != record.epoch:
+        elif standing <= Standing.SUSPECT and before is not None and before.epoch != record.epoch:
             tell("restarted", record, text=f"run {before.epoch} was replaced")
-        if record.standing == Standing.SUSPECT:
+        elif standing == Standing.ALIVE:
+            tell("refuted", record)
+        if standing == Standing.SUSPECT:
             tell("suspected", record, text=f"accused by {record.accuser}")
-        elif record.standing == Standing.ALIVE:
-            if before is not None and before.epoch == record.epoch and before.standing != Standing.ALIVE:
-                tell("refuted", record)
-        elif record.standing == Standing.LEFT and before is not None and before.standing != Standing.LEFT:
+        elif standing == Standing.LEFT and held is not None and held != Standing.LEFT:
             tell("left", record)
-        elif record.standing == Standing.DEAD and living_before:
+        elif standing == Standing.DEAD and held is not None and held <= Standing.SUSPECT:
             tell("dead", record, text=f"declared by {record.accuser}")
 
     # --- suspicions -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from fluxmesh.mesh.messages import (
     NodeRef,
     Ping,
     PingReq,
+    Record,
     Standing,
     TcpPing,
 )
@@ -202,13 +203,13 @@ class Prober:
 
     # --- signs of life ----------------------------------------------------------------------------------
 
-    def hello(self, member: Member, now: int) -> None:
+    def hello(self, member: Member, now: int, *, queued: list[Record] | None = None) -> None:
         """A ping out of turn: no verdict hangs on it."""
         if len(self.hellos) >= HELLOS_MAX:
             del self.hellos[next(iter(self.hellos))]
         seq = self.voice.new_seq()
         self.hellos[seq] = (member.ref, now)
-        self.voice.ping(member, seq, now)
+        self.voice.ping(member, seq, now, queued=queued)
 
     def on_ack(self, seq: int, sender: NodeRef, now: int) -> None:
         probe = self.open
@@ -281,12 +282,9 @@ class Prober:
             return
         row = self.voice.table.rows.get(message.target.worker_id)
         if row is not None and (row.record.epoch > message.target.epoch or not row.is_living):
-            self.membership.owe(asker, row)  # it asks after a run that is no more
-        window = min(message.window_ms * MS, _WINDOW_MAX_NS)
-        known = self.voice.table.rows.get(message.target.worker_id)
-        if known is not None and (known.record.epoch > message.target.epoch or not known.is_living):
             # The asker has not heard what became of it, and is about to suspect one who left.
-            self.voice.correct(src, known, now)
+            self.membership.owe(asker, row)
+        window = min(message.window_ms * MS, _WINDOW_MAX_NS)
         seq = self.voice.new_seq()
         self.relays[seq] = Relay(message.seq, asker.ref, src, message.target, now + window)
         self.voice.arm(("relay", seq), now + int(window * _NACK_AT))

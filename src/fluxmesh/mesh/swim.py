@@ -339,14 +339,16 @@ class Swim:
         self._gossip_goes_on = True
         fanout = self.timing.gossip_fanout
         greeted = self.membership.to_greet(fanout) if self.phase is Phase.PRESENT else []
+        # All of one tick hear the same: in a small fleet that is everybody.
+        queued = self.voice.queued()
         for member in greeted:
-            self.prober.hello(member, now)
+            self.prober.hello(member, now, queued=queued)
         for member in self.table.choose(
             self._rng, fanout - len(greeted), lambda row: all(row is not one for one in greeted)
         ):
             if not len(self.voice.news):
                 break
-            self.voice.gossip(member, now)
+            self.voice.gossip(member, now, queued=queued)
         if self.phase is Phase.LEAVING and self.voice.news.sends(self.me.worker_id) is None:
             self._linger(now)
 

@@ -105,24 +105,41 @@ class Voice:
 
     # --- datagrams --------------------------------------------------------------------------------------
 
-    def ping(self, member: Member, seq: int, now: int) -> None:
+    def ping(self, member: Member, seq: int, now: int, *, queued: list[Record] | None = None) -> None:
         """Ask a member for a sign of life, and tell it what we hold about it, so that it can say no."""
         about = None if member.record.standing == Standing.ALIVE else member.record
-        self.say(member.address, Ping(seq, member.ref, about), member, now)
+        self.say(member.address, Ping(seq, member.ref, about), member, now, queued=queued)
 
-    def gossip(self, member: Member, now: int) -> None:
-        self.say(member.address, Gossip(), member, now)
+    def gossip(self, member: Member, now: int, *, queued: list[Record]) -> None:
+        self.say(member.address, Gossip(), member, now, queued=queued)
 
-    def say(self, to: Address, message: Message, peer: Member, now: int) -> None:
+    def queued(self) -> list[Record]:
+        """The news that is next to be told."""
+        return self.news.candidates(NEWS_PER_PACKET)
+
+    def say(
+        self,
+        to: Address,
+        message: Message,
+        peer: Member,
+        now: int,
+        *,
+        queued: list[Record] | None = None,
+    ) -> None:
         """One datagram to a node that we know, with as much behind it as fits: what it must know of itself
-        and of us, then news, then loads."""
+        and of us, then news, then loads. `queued` is given where several are to hear the same news."""
         first = self._due(peer, message)
         news = first
         if len(self.news):
             skip = {record.worker_id for record in first}
             if len(self.table.living) > 1:
                 skip.add(peer.record.worker_id)  # that it is well it knows; the telling is for others
-            news = first + [r for r in self.news.candidates(NEWS_PER_PACKET) if r.worker_id not in skip]
+            waiting = self.news.slots
+            news = first + [
+                record
+                for record in (self.queued() if queued is None else queued)
+                if record.worker_id not in skip and record.worker_id in waiting
+            ]
         head = Packet(PROTOCOL, self.me, self.record.incarnation, message)
         data, told, _ = encode_packet(head, news, self.loads.to_tell(peer, now), BUDGET_BYTES)
         if told:

@@ -8,7 +8,6 @@ from typing import Final
 from msgspec import Struct
 
 from fluxmesh.mesh.effects import Emit
-from fluxmesh.mesh.messages import Standing
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.timing import S, Timing
 from fluxmesh.testing.mesh_figures import Figures
@@ -16,8 +15,8 @@ from fluxmesh.testing.simnet import Simnet
 from fluxmesh.testing.simnet_network import LAN, Link
 from fluxmesh.testing.simnet_node import MakeCore, SimNode, Spec
 
-SETTLE_NS: Final = 20 * S
-STEADY_NS: Final = 30 * S
+SETTLE_NS: Final = 10 * S
+STEADY_NS: Final = 20 * S
 SMALL: Final = 32  # up to here one is killed at a time, and comes back
 APART_NS: Final = 1 * S  # else: so far apart
 WAIT_NS: Final = 40 * S  # for a death to be known everywhere
@@ -33,8 +32,9 @@ class _Death(Struct):
 class Meter:
     """Listens to what cores tell and sorts it by the deaths that were made."""
 
-    def __init__(self, net: Simnet) -> None:
+    def __init__(self, net: Simnet, *, one_by_one: bool) -> None:
         self.net = net
+        self.one_by_one = one_by_one
         self.deaths: dict[tuple[str, int], _Death] = {}
         self.false_dead = 0
         self.false_suspects = 0
@@ -43,6 +43,12 @@ class Meter:
     def kill(self, node: SimNode) -> None:
         self.deaths[node.name, node.me.epoch] = _Death(node, self.net.now, {}, {})
         self.net.kill(node, host_too=True)
+
+    def all_known(self) -> bool:
+        """Whether every death that was made is known to all who live now, unless they came later."""
+        last = list(self.deaths.values())[-1:] if self.one_by_one else self.deaths.values()
+        living = [node.name for node in self.net.living]
+        return all(name in death.dead for death in last for name in living)
 
     def hear(self, node: SimNode, emit: Emit) -> None:
         record = emit.record
@@ -77,7 +83,7 @@ def measure(
         kills = min(kills, n // 2)
     net = Simnet(seed=seed, link=link, timing=timing, make_core=make_core)
     rng = Random(f"measure {n} {seed}")
-    meter = Meter(net)
+    meter = Meter(net, one_by_one=n <= SMALL)
     specs = [
         Spec(
             name=f"w{i}",
@@ -140,22 +146,12 @@ def _one_by_one(net: Simnet, meter: Meter, rng: Random, kills: int) -> None:
         net.run(net.now + 6 * S + int(rng.random() * 4 * S))
         node = rng.choice(sorted(net.living, key=lambda one: one.name))
         meter.kill(node)
-        net.run(net.now + WAIT_NS, done=lambda gone=node: _is_dead_everywhere(net, gone))  # type: ignore[misc]
+        net.run(net.now + WAIT_NS, done=meter.all_known)
         _begin(net, node.spec)
-
-
-def _is_dead_everywhere(net: Simnet, gone: SimNode) -> bool:
-    return all(
-        any(
-            v.record.ref == gone.me and v.record.standing >= Standing.DEAD
-            for v in node.core.members(node.now)
-        )
-        for node in net.living
-    )
 
 
 def _apart(net: Simnet, meter: Meter, rng: Random, kills: int) -> None:
     for node in rng.sample(sorted(net.living, key=lambda one: one.name), kills):
         meter.kill(node)
         net.run(net.now + APART_NS)
-    net.run(net.now + WAIT_NS)
+    net.run(net.now + WAIT_NS, done=meter.all_known)

@@ -20,6 +20,7 @@ from fluxmesh.storage.values import Registration, WorkerView
 
 if TYPE_CHECKING:
     from fluxmesh.clock import Clock
+    from fluxmesh.mesh.messages import Meta
     from fluxmesh.mesh.node import MeshNode
     from fluxmesh.mesh.options import MeshWorker
     from fluxmesh.mesh.ports import Ports
@@ -100,8 +101,10 @@ class Meshing:
 
     async def _prepare(self, options: MeshWorker) -> None:
         from fluxmesh.mesh.advertise import find_address
+        from fluxmesh.mesh.options import check_member
         from fluxmesh.mesh.ports import bind_ports
 
+        check_member(self._registration.worker_id, self._meta(options))
         if options.is_exposed:
             _log.warning(
                 "mesh is open to the network",
@@ -136,7 +139,6 @@ class Meshing:
         if self._options is None or self._ports is None:
             return
         from fluxmesh.mesh.delays import WEATHER_ENV, parse_weather
-        from fluxmesh.mesh.messages import Meta
         from fluxmesh.mesh.node import MeshNode
 
         loop = asyncio.get_running_loop()
@@ -155,15 +157,7 @@ class Meshing:
             address=self._address,
             worker_id=seen.worker_id,
             epoch=epoch,
-            meta=Meta(
-                queues=seen.queues,
-                tiers=seen.tiers,
-                capacity=seen.capacity,
-                steals=options.steal,
-                virtual_nodes=options.virtual_nodes,
-                affinity_weight=options.affinity_weight,
-                version=version("fluxmesh"),
-            ),
+            meta=self._meta(options),
             label=self._label,
             tell=tell,
             on_fenced=fenced,
@@ -174,6 +168,20 @@ class Meshing:
         except FluxMeshError as error:
             self._go_without(error)
             self._node = None
+
+    def _meta(self, options: MeshWorker) -> Meta:
+        from fluxmesh.mesh.messages import Meta
+
+        seen = self._registration
+        return Meta(
+            queues=seen.queues,
+            tiers=seen.tiers,
+            capacity=seen.capacity,
+            steals=options.steal,
+            virtual_nodes=options.virtual_nodes,
+            affinity_weight=options.affinity_weight,
+            version=version("fluxmesh"),
+        )
 
     # -- for the watching thread and the beating one -------------------------------------------------
     def publish(self, blocked: bool) -> None:  # noqa: FBT001 - a state, not a mode of the call
