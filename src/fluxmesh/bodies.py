@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from fluxmesh.config import Settings
-from fluxmesh.errors import AppImportFailed
+from fluxmesh.errors import AppImportFailed, FluxMeshError
 from fluxmesh.resources import Scope, define_resource
 from fluxmesh.task import TaskRegistry, define
 from fluxmesh.worker.isolated.source import BodySource
@@ -190,7 +190,16 @@ def _load_main(spec: Spec) -> None:
         module = importlib.util.module_from_spec(found)
         module.__spec__ = None  # as a script has none: the names of its tasks come from its file
         sys.modules[_MAIN] = sys.modules[_BESIDE] = module
-        found.loader.exec_module(module)
+        try:
+            found.loader.exec_module(module)
+        except FluxMeshError:
+            raise
+        except Exception as error:
+            raise AppImportFailed(
+                f"the main program {spec.main_path!r} failed when it was loaded for a body process: "
+                f"{type(error).__name__}: {error}",
+                hint='put what shall happen once under `if __name__ == "__main__":`',
+            ) from error
 
 
 def _find(place: Place) -> Callable[..., Any]:

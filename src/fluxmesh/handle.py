@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Generic, TypeVar, cast
 
+from fluxmesh.clock import MonoS
 from fluxmesh.context import current_run
 from fluxmesh.errors import (
     IdempotencyConflict,
@@ -27,6 +28,7 @@ from fluxmesh.errors import (
 )
 from fluxmesh.job import Attempt, Job, Status
 from fluxmesh.link import Link
+from fluxmesh.outage import AWAY, Outage
 from fluxmesh.outcome import checked_delay_s
 from fluxmesh.portal import current_portal, run
 from fluxmesh.storage.values import Cancelled, Done, Enqueued, Verdict
@@ -110,7 +112,7 @@ class JobHandle(Generic[R]):
 
     def result(self, timeout: float | None = None) -> R:
         """What the body returned, as it came through storage (a tuple comes back as a list). Waits for the
-        end, at most `timeout` seconds.
+        end, at most `timeout` seconds; a storage that is away for less than half a minute ends no wait.
 
         Raises JobFailed, JobCancelled, JobExpired, WaitTimeout, JobNotFound; WouldDeadlock inside a body."""
         refuse_inside_a_body(self.id)
@@ -173,15 +175,22 @@ class AsyncJob(Generic[R]):
         return cast(R, result_of(await self.ended(timeout)))
 
     async def ended(self, timeout: float | None = None) -> Job:
-        """The record once the job has ended, however it did. Raises WaitTimeout, JobNotFound."""
+        """The record once the job has ended, however it did. Bears with a storage that is away for half a
+        minute. Raises WaitTimeout, JobNotFound, StorageUnreachable."""
         left_s = None if timeout is None else checked_delay_s("timeout", timeout)
         loop = asyncio.get_running_loop()
-        deadline = None if left_s is None else loop.time() + left_s
+        deadline = None if left_s is None else MonoS(loop.time() + left_s)
+        outage = Outage()
         while True:
             slice_s = (
                 WAIT_SLICE_S if deadline is None else min(WAIT_SLICE_S, max(0.0, deadline - loop.time()))
             )
-            record = self._seen(await self._job._link.use(self._waiting(slice_s)))
+            try:
+                record = self._seen(await self._job._link.use(self._waiting(slice_s)))
+            except AWAY as error:
+                await asyncio.sleep(outage.bear(error, MonoS(loop.time()), deadline))
+                continue
+            outage.answered()
             if record.ended:
                 return record
             if deadline is not None and loop.time() >= deadline:

@@ -72,9 +72,11 @@ class Ends:
         if self.hurried_s:
             case.at_most("exit_after_a_second_signal_worst_s", max(self.hurried_s), HURRIED_S)
         good = {(1, 0): len(self.drained_s), (2, 1): len(self.hurried_s)}
-        told = {f"{signals} signals": f"{n} x {code}" for (signals, code), n in sorted(self.codes.items())}
-        expected = {f"{signals} signals": f"{n} x {code}" for (signals, code), n in good.items() if n}
-        case.equal("exit_codes", told, expected)
+        case.equal("exit_codes", _told(self.codes), _told(Counter(good)))
+
+
+def _told(codes: Counter[tuple[int, int]]) -> dict[str, int]:
+    return {f"{signals} signals: {code}": n for (signals, code), n in sorted(codes.items()) if n}
 
 
 def launched(lab: Lab, worker_id: str) -> WorkerGroup:
@@ -90,7 +92,12 @@ def told_to_end(group: WorkerGroup, signals: int, rng: random.Random, ends: Ends
     group.tell()
     told_at = time.monotonic()
     if signals == 2:
+        # The kernel makes one signal of two that find the process not yet awake.
+        wait_until(lambda: "worker stops" in group.log.read_text("utf-8"), EXIT_S, "the first is heard")
         let_pass(rng.uniform(0.05, GRACE_S))
+    if signals == 2 and group.has_ended():
+        signals = 1  # it had nothing left to wait for
+    elif signals == 2:
         group.tell()
         told_at = time.monotonic()
     code = group.wait(30)

@@ -58,6 +58,9 @@ class Group:
         """A signal to the leader alone, as a service manager sends it."""
         os.kill(self.pid, number)
 
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def wait(self, within_s: float) -> int:
         """The leader's exit status."""
         return self._process.wait(within_s)

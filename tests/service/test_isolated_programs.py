@@ -149,6 +149,23 @@ def test_a_program_that_runs_its_worker_without_a_guard_is_told_so(queue: Queue,
         process.communicate(timeout=BOUND_S)
 
 
+def test_a_program_that_cannot_be_loaded_twice_is_told_of_the_guard(queue: Queue, tmp_path: Path) -> None:
+    once = "import pathlib\npathlib.Path('lock').touch(exist_ok=False)\n"
+    (tmp_path / "app.py").write_text(
+        "import logging\nlogging.basicConfig(level='WARNING')\n" + once + PROGRAM + RUN
+    )
+    with program(tmp_path, "app.py") as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        while "body process cannot start" not in line:
+            assert line, "it ended"
+            line = process.stderr.readline()
+        assert "FileExistsError" in line
+        assert '__name__ == "__main__"' in line
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=BOUND_S)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_body_process_outlives_its_worker(queue: Queue, tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "app.py").write_text(PROGRAM + RUN)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fluxmesh.context import Context
 from fluxmesh.job import Outcome, Status
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import Owned, Settled
@@ -26,6 +27,7 @@ from fluxmesh.worker.observe import (
     LoopBlocked,
 )
 from fluxmesh.worker.worker import Worker
+from tests.service.log_tap import tapped
 from tests.service.workshop import Witness, Workshop, workshop
 
 
@@ -367,3 +369,24 @@ async def test_jobs_behind_a_blocked_loop_run_elsewhere_and_the_warning_names_th
     assert [(name, here) for name, here, _ in sorted(ran)] == [("a", False), ("b", False), ("c", False)]
     assert all(at < over[0] for _, _, at in ran)
     assert not shop.witness.all(BodyUnstoppable)
+
+
+@workshop()
+async def test_an_outage_is_warned_of_once_by_whoever_stores_progress(shop: Workshop) -> None:
+    gate = asyncio.Event()
+
+    @shop.task("steps")
+    async def steps(ctx: Context) -> None:
+        ctx.progress(10, "begun")
+        await gate.wait()
+
+    lines = Lines(shop)
+    with tapped() as tap:
+        await shop.worker(open_storage=lines.open)
+        lines.main.refuse("progress", times=3)
+        job_id = await shop.put("steps")
+        await shop.until(job_id, lambda job: job.progress == 10)
+        assert lines.main.is_spent
+        assert len(tap.found("progress not stored", level="warning")) == 1
+    gate.set()
+    await shop.ended(job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from fluxmesh.cli import output
 from fluxmesh.clock import Clock, MonoS, system_clock
 from fluxmesh.errors import FluxMeshError, JobCancelled, JobExpired, JobFailed, JobNotFound, WaitTimeout
 from fluxmesh.job import Job, Status
+from fluxmesh.outage import AWAY, Outage
 from fluxmesh.storage.base import Storage
 
 LOOK_S: Final = 0.2  # how often a progress bar is brought up to date
@@ -24,14 +26,28 @@ def unknown(job_id: str) -> JobNotFound:
 
 
 async def wait_for_end(storage: Storage, job_id: str, timeout_s: float | None) -> tuple[Job, bool]:
-    """The job and whether it has ended. Raises JobNotFound. `timeout_s` None waits as long as it takes."""
+    """The job and whether it has ended. Raises JobNotFound. `timeout_s` None waits as long as it takes.
+
+    A storage that has answered once may be away for a while after that."""
     clock = system_clock()
-    until = None if timeout_s is None else clock.mono_s() + timeout_s
+    until = None if timeout_s is None else MonoS(clock.mono_s() + timeout_s)
+    outage, met = Outage(), False
     with _display() as (show, look_s):
         loneliness = _Loneliness(clock)
         while True:
             left_s = look_s if until is None else min(look_s, max(until - clock.mono_s(), 0.0))
-            job = await storage.wait_for(job_id, left_s)
+            try:
+                job = await storage.wait_for(job_id, left_s)
+            except AWAY as error:
+                if not met:
+                    raise
+                pause_s = outage.bear(error, clock.mono_s(), until)
+                if outage.began:
+                    output.note(f"the storage does not answer, still waiting: {output.safe(str(error))}")
+                await asyncio.sleep(pause_s)
+                continue
+            outage.answered()
+            met = True
             if job is None:
                 raise unknown(job_id)
             show(job)
@@ -55,7 +71,12 @@ class _Loneliness:
         if self._said or not waiting or self._clock.mono_s() - self._since < LONELY_AFTER_S:
             return
         self._said = True
-        if not any(worker.status in ("ready", "draining", "retiring") for worker in await storage.fleet()):
+        try:
+            fleet = await storage.fleet()
+        except AWAY:
+            self._said = False  # at another look
+            return
+        if not any(worker.status in ("ready", "draining", "retiring") for worker in fleet):
             output.note("no worker is alive; start one with `fluxmesh worker`")
         elif job.waiting_for is not None:
             output.note(f"the job waits for {output.safe(job.waiting_for)}")

@@ -35,6 +35,7 @@ class ProgressSender:
         self._announced = False
         self._deaths: dict[str, ProgressNote] = {}
         self._sent_at = -SEND_EVERY_S
+        self._away = False  # storage, at the last try
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -101,7 +102,12 @@ class ProgressSender:
                         del self._deaths[note.id]
         except FluxMeshError as error:
             self._unsent.extend(context for context in contexts if context.put_back())
-            _log.warning("progress not stored", notes=len(notes), error=str(error))
+            # Once an outage: it is sent again twice a second, and others tell of the storage.
+            say = _log.debug if self._away else _log.warning
+            self._away = True
+            say("progress not stored", notes=len(notes), error=str(error))
+        else:
+            self._away = self._away and not notes
 
     def _gather(self) -> list[Context]:
         """Contexts with unsent progress whose runs go on; the end of a run carries its own."""
