@@ -49,11 +49,13 @@ def _name(story: Story) -> str:
 
 
 def _starts(story: Story) -> list[str]:
-    """Every start of a body is one entry of the history, unless it runs now."""
+    """Every start of a body is one entry of the history, unless it runs now. What was given back because
+    another body held the interpreter may not have been entered: it is interrupted, and left no mark."""
     entries = sum(1 for attempt in story.history if attempt.outcome not in WITHOUT_BODY)
     running = int(story.record.status is Status.RUNNING)
     starts = sum(1 for mark in story.marks if mark.what == "start")
-    if starts == entries + running:
+    given_back = sum(1 for attempt in story.history if attempt.outcome is Outcome.INTERRUPTED)
+    if entries + running - given_back <= starts <= entries + running:
         return []
     outcomes = [attempt.outcome.value for attempt in story.history]
     return [f"{starts} bodies started, the history tells of {entries + running}: {outcomes}"]

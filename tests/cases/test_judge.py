@@ -52,6 +52,15 @@ def test_a_sound_story_is_accepted() -> None:
     assert verdict(sound()) == []
 
 
+def test_what_was_given_back_before_its_body_was_entered_leaves_no_mark() -> None:
+    whole = sound()
+    history = [whole.history[0], attempt(Outcome.INTERRUPTED), whole.history[1]]
+    story = changed(msgspec.structs.replace(whole, history=history), interruptions=1)
+    assert verdict(story) == []
+    [told] = verdict(msgspec.structs.replace(story, marks=story.marks[1:]))  # but for that of the crash
+    assert "1 bodies started" in told
+
+
 @pytest.mark.parametrize(
     ("lie", "word"),
     [
