@@ -206,7 +206,6 @@ async def _serve(
         reports.tell({"hopeless": True})
         raise
     finally:
-        signals.remove()
         loop.remove_reader(stdin)
     code = {
         WorkerEnd.STOPPED: EXIT_STOPPED,
@@ -214,6 +213,7 @@ async def _serve(
         WorkerEnd.RETIRED: EXIT_RETIRED,
         WorkerEnd.FENCED: EXIT_FENCED,
     }[end]
+    signals.end_with(code)
     if worker.left_running:
         # The end of the loop would wait for an async body that swallows its cancellation.
         sys.stdout.flush()

@@ -215,9 +215,9 @@ class _Daemon:
             await self._server.serve(listening)
         finally:
             self._stop()
-            code = await worker
-            signals.remove()
-        return max(code, int(self._hurried))
+            code = max(await worker, int(self._hurried))
+        signals.end_with(code)
+        return code
 
     async def _work(self) -> int:
         """The supervisor to its end, which is the API's too."""

@@ -56,8 +56,8 @@ async def run_scheduler(
         _log.info("scheduler started", interval_s=interval_s)
         await told.wait()
         await _finish(housekeeper, hurried)
+        signals.end_with(int(hurried.is_set()))
     finally:
-        signals.remove()
         await _close(storage, HURRIED_CLOSE_S if hurried.is_set() else CLOSE_S)
     _log.info("scheduler stopped")
     if damage:

@@ -10,8 +10,10 @@ signal no sooner than that gap after the first.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
+from types import FrameType
 from typing import Final
 
 TELLING_GAP_S: Final = 0.3
@@ -43,6 +45,24 @@ class StopSignals:
             for number in _SIGNALS:
                 self._loop.remove_signal_handler(number)
             self._loop = None
+
+    def end_with(self, code: int) -> None:
+        """Instead of `remove`, when all is done and the process is about to exit with `code`: one more
+        signal ends it at once with that code. It would die of the signal otherwise, and look as if it had
+        failed."""
+        if self._loop is None:
+            return
+
+        def end(_number: int, _frame: FrameType | None) -> None:
+            os._exit(code)
+
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self.remove()
+            for number in _SIGNALS:
+                signal.signal(number, end)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _told(self) -> None:
         if self._loop is None:

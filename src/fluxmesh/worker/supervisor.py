@@ -118,7 +118,11 @@ class Supervisor:
             for timer in self._timers:
                 timer.cancel()
             await self._reporter.close(self._time_left_s())
-            signals.remove()
+        signals.end_with(self._code)
+        return self._code
+
+    @property
+    def _code(self) -> int:
         if self._exit_code is not None:
             return self._exit_code
         return EXIT_STOPPED if self._tellings < 2 else EXIT_HURRIED
