@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
 
 import pytest
 
 from fluxmesh.mesh.effects import Leave
 from fluxmesh.mesh.messages import Address, Compare, Standing
-from fluxmesh.mesh.timing import S, Timing
+from fluxmesh.mesh.timing import MS, S, Timing
 from fluxmesh.testing.simnet import NobodyWatches
 from fluxmesh.testing.simnet_network import LAN, WAN, Link
 from fluxmesh.testing.simnet_node import SimNode
@@ -177,23 +178,57 @@ def test_d14_names_that_are_right_only_after_five_minutes_still_make_a_cluster(
     print(f"D14: a cluster {took:.1f} s after the names were right")
 
 
-def test_d15_an_address_that_another_cluster_takes_over_joins_nothing() -> None:
+@pytest.mark.parametrize(("what", "reason"), [("label", "wrong label"), ("key", "wrong key")])
+def test_d15_an_address_that_another_cluster_takes_over_joins_nothing_and_is_counted(
+    what: str, reason: str
+) -> None:
     world = World()
     sealing = Sealing(seed=15)
     nodes = world.form(4, seal=lambda number: sealing.of(f"w{number}", 1))
     world.net.kill(nodes[3])
-    stranger_seal = sealing.strange("label")
-    address = nodes[3].address.host
-    stranger = world.start(99, name="other", host=address, realm="strange", seal=stranger_seal)
+    seal = sealing.strange(what)
+    stranger = world.start(99, name="other", host=nodes[3].address.host, realm="strange", seal=seal)
 
     world.run(180)
 
-    assert [row.record.worker_id for row in stranger.core.members(stranger.now)] == ["other"]
+    assert [view.record.worker_id for view in stranger.core.members(stranger.now)] == ["other"]
     for node in nodes[:3]:
         assert world.row(node, "other") is None
         assert world.row(node, "w3").standing == Standing.DEAD  # type: ignore[union-attr]
-    assert sum(stranger_seal.refused.values()) > 0, "the dead are dialled at their old address"
-    print(f"D15: refused {stranger_seal.refused}")
+    # The dead are dialled at their old address.
+    assert set(seal.refused) == {reason}
+    assert seal.refused[reason] > 0
+    print(f"D15: refused {seal.refused}")
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "plain"])
+def test_all_that_was_said_in_a_minute_said_once_more_changes_nothing(sealed: bool) -> None:
+    world = World()
+    sealing = Sealing(seed=16)
+    world.net.captured = deque(maxlen=100_000)
+    nodes = world.form(5, seal=(lambda number: sealing.of(f"w{number}", 1)) if sealed else None)
+    world.net.kill(nodes[4])
+    world.run(20)
+    world.start(4, seal=sealing.of("w4", 2) if sealed else None)
+    world.merges(5)
+    world.run(35)
+    overheard = list(world.net.captured)
+    world.net.captured = None
+    before = {node.name: [view.record for view in node.core.members(node.now)] for node in world.net.living}
+    began = world.now_s
+
+    for number, (source, to, data) in enumerate(overheard):
+        world.net.push(world.net.now + number * MS, world.net.arrive, source, to, data)
+    world.run(len(overheard) / 1_000 + 10)
+
+    assert len(overheard) > 1_000
+    after = {node.name: [view.record for view in node.core.members(node.now)] for node in world.net.living}
+    assert after == before
+    assert world.emits("suspected", "dead", "restarted", "refuted", "fenced", since_s=began) == []
+    if sealed:
+        # What was said to the dead one is heard by its next run for the first time.
+        once = sum(to != nodes[4].address for _, to, _ in overheard)
+        assert world.net.network.happened["unsealed"] >= once
 
 
 def test_d16_an_id_that_returns_under_a_new_address_is_accepted_at_once() -> None:

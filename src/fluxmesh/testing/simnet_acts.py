@@ -7,8 +7,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from msgspec import msgpack
+
 from fluxmesh.mesh.effects import Leave
-from fluxmesh.mesh.messages import Address, Standing
+from fluxmesh.mesh.messages import PROTOCOL, Address, Gossip, NodeRef, Packet, Ping, Record, Standing
 from fluxmesh.mesh.timing import MS, S
 from fluxmesh.testing.simnet import Simnet
 from fluxmesh.testing.simnet_faults import CHAOS_TO_NS, Act, Kind, Plan, Seeds, Severity
@@ -69,6 +71,7 @@ class Stage:
             Kind.SEND_ERRORS: self._send_errors,
             Kind.CLONE: self._clone,
             Kind.WITNESS: self._crash_and_stall,
+            Kind.LIAR: self._lies,
         }
         if any(act.kind in (Kind.JUNK, Kind.REPLAYS) for act in plan.acts):
             net.captured = deque(maxlen=CAPTURED)
@@ -316,6 +319,8 @@ class Stage:
             if act.kind is Kind.REPLAYS:
                 self.net.network.happened["replayed"] += 1
                 self.net.push(self.net.now, self.net.arrive, source, to, data)
+            elif self.sealing is None and self.rng.random() < 0.3:
+                self._ping_as_a_stranger(to)
             else:
                 self.net.network.happened["tampered"] += 1
                 target = to if self.sealing is not None else HOSTILE
@@ -323,6 +328,46 @@ class Stage:
                 self.net.push(self.net.now, self.net.arrive, source, target, tampered(data, self.rng))
         if self.net.now < act.at_ns + act.length_ns:
             self.net.after(self.net.chance(2 * ATTACK_EVERY_NS), self._strike, act)
+
+    def _ping_as_a_stranger(self, to: Address) -> None:
+        """Well-formed, in the hope of an answer that is larger than the question."""
+        node = self.net.running.get(to)
+        if node is not None and node.name.startswith("w"):
+            self.net.network.happened["ping of a stranger"] += 1
+            packet = Packet(PROTOCOL, NodeRef("nobody", 1), 0, Ping(self.rng.randrange(1_000), node.me))
+            self.net.push(self.net.now, self.net.arrive, HOSTILE, to, msgpack.encode(packet))
+
+    def _lies(self, act: Act) -> None:
+        """A member tells what is not so: a living one is suspected, dead, or has left; or lives nowhere."""
+        liar = self._node(act.who[0])
+        if liar is None or self.net.now >= act.at_ns + act.length_ns:
+            return
+        others = [node for node in self.net.living if node.name.startswith("w") and node is not liar]
+        if len(others) > 1:
+            victim, hearer = self.rng.sample(others, 2)
+            self._tell_lie(liar, hearer, victim)
+            self._tell_lie(liar, victim, victim)
+        self.net.after(S // 2 + self.net.chance(4 * S), self._lies, act)
+
+    def _tell_lie(self, liar: SimNode, hearer: SimNode, victim: SimNode) -> None:
+        standing = self.rng.choice((Standing.SUSPECT, Standing.DEAD, Standing.LEFT, Standing.ALIVE))
+        said = _incarnation(victim)
+        host = "0.0.0.0" if standing is Standing.ALIVE else victim.address.host
+        raised = 5 if standing is Standing.ALIVE else 0  # of no use: nobody can live at that address
+        lie = Record(
+            victim.name,
+            victim.me.epoch,
+            said + raised,
+            int(standing),
+            host,
+            PORT,
+            0,
+            "" if raised else liar.name,
+        )
+        packet = Packet(PROTOCOL, liar.me, _incarnation(liar), Gossip(), [lie])
+        data = msgpack.encode(packet)
+        self.net.network.happened["lie"] += 1
+        self.net.arrive(liar.address, hearer.address, data if liar.seal is None else liar.seal.seal(data))
 
     # -- the end -----------------------------------------------------------------------------------------
 
@@ -333,6 +378,11 @@ class Stage:
         for node in self.net.living:
             node.lag_ns = 0
         self._tell_names(self.net.now)
+
+
+def _incarnation(node: SimNode) -> int:
+    own = [view.record for view in node.core.members(node.now) if view.record.worker_id == node.name]
+    return own[0].incarnation if own else 0
 
 
 def tampered(data: bytes, rng: Random) -> bytes:

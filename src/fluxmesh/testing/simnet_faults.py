@@ -62,6 +62,7 @@ class Kind(StrEnum):
     SEND_ERRORS = "send errors"
     CLONE = "second holder of an id"
     WITNESS = "witnesses of a crash stall"
+    LIAR = "member that lies"
 
 
 CLEAN: Final = (
@@ -92,6 +93,7 @@ HARSH: Final = (
     Kind.SEND_ERRORS,
     Kind.CLONE,
     Kind.WITNESS,
+    Kind.LIAR,
 )
 _FIRST: Final = (
     *HARSH,
