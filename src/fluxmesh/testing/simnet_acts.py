@@ -127,10 +127,10 @@ class Stage:
         return node if node is not None and node.alive else None
 
     def _spare(self, number: int) -> int:
-        """A node whose address nobody has as the only seed."""
-        return (
-            number if number >= 2 else min(2, self.plan.nodes - 1) if self.plan.seeds != Seeds.ALL else number
-        )
+        """A node that may go for good or elsewhere: its address is not the one that others have as a seed."""
+        if number >= 2 or self.plan.seeds is Seeds.ALL:
+            return number
+        return min(2, self.plan.nodes - 1)
 
     def _living(self) -> int:
         return sum(node.name.startswith("w") and not node.leaving for node in self.net.living)
