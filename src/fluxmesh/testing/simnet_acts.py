@@ -209,8 +209,10 @@ class Stage:
             n = self.plan.nodes + 3
             timing = self.net.timing
             bound = (n + 3) * timing.period_ns + 6 * timing.suspicion_min_ns(n) + 3 * S
-            witnesses = [other for other in self.net.living if other.name.startswith("w")]
-            self.net.after(bound, self._is_given_up, node, witnesses, Standing.DEAD)
+            self.net.after(bound, self._is_given_up, node, self._witnesses(), Standing.DEAD)
+
+    def _witnesses(self) -> list[SimNode]:
+        return [node for node in self.net.living if node.name.startswith("w")]
 
     def _crash_and_stall(self, act: Act) -> None:
         """The first crashes; the others stand still while their suspicion of it runs."""
@@ -253,11 +255,12 @@ class Stage:
         node = self._node(number)
         if node is None or node.leaving or node.frozen or self._living() <= LIVING_MIN:
             return
+        # Who hears of it only while it leaves may be the last it told that it is there.
+        witnesses = [other for other in self._witnesses() if _knows(other, node)]
         node.command(Leave())
         if act.kind is Kind.REJOIN:
             self.net.push(min(self.net.now + 4 * S + act.length_ns, CHAOS_TO_NS), self.start, number)
         if self.plan.severity is not Severity.HARSH:
-            witnesses = [other for other in self.net.living if other.name.startswith("w")]
             self.net.after(LEFT_BY_NS, self._is_given_up, node, witnesses, Standing.LEFT)
 
     def _clone(self, act: Act) -> None:
@@ -378,6 +381,10 @@ class Stage:
         for node in self.net.living:
             node.lag_ns = 0
         self._tell_names(self.net.now)
+
+
+def _knows(node: SimNode, other: SimNode) -> bool:
+    return any(view.record.ref == other.me for view in node.core.members(node.now))
 
 
 def _incarnation(node: SimNode) -> int:
