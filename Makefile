@@ -9,7 +9,7 @@ SECONDS ?=
 MUTANTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: setup services demo test slow cases sim chaos bench lint format clean help
+.PHONY: setup services demo test slow cases sim chaos net bench lint format clean help
 
 setup: ## make .venv and install the project with its tools (fast when nothing changed)
 	@sh scripts/setup.sh
@@ -39,6 +39,9 @@ sim: setup ## the mesh in virtual time: 1,000 seeds of faults, figures of 3 to 1
 chaos: setup services ## real workers under faults, judged (SEEDS=1-20 STORAGE=redis SECONDS=60; MUTANTS=1: can the judge fail?)
 	$(PYTHON) -m tests.chaos $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STORAGE),--storage $(STORAGE)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants $(filter-out 1,$(MUTANTS)))
+
+net: setup ## the mesh on a network of its own: cuts, loss, stops (root, iproute2, nftables; 12 minutes)
+	FLUXMESH_TEST_NET=1 $(PYTHON) -m pytest -s tests/net $(PYTEST_ARGS)
 
 bench: setup services ## measure, and print the figures as ratios to the floor
 	$(PYTHON) -m benchmarks.run_benchmark --storage sqlite,redis

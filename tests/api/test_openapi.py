@@ -34,6 +34,9 @@ CONTRACT = {
     "/api/v1/queues/{queue}/pause": {"post"},
     "/api/v1/queues/{queue}/resume": {"post"},
     "/api/v1/metrics": {"get"},
+    "/api/v1/mesh": {"get"},
+    "/api/v1/mesh/ring": {"get"},
+    "/api/v1/mesh/owner": {"get"},
     "/healthz": {"get"},
     "/readyz": {"get"},
 }

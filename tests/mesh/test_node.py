@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from fluxmesh.mesh.messages import Flag, Standing
+from fluxmesh.mesh.messages import PROTOCOL, Flag, NodeRef, Packet, Ping, Standing
 from fluxmesh.mesh.options import keygen
+from fluxmesh.mesh.seal import Plain
 from fluxmesh.mesh.view import decode_report
+from fluxmesh.mesh.wire import encode_packet
 from tests.mesh.nodes import READY, Host, all_see_all, eventually, hosts
 from tests.mesh.sockets import free_port
 
@@ -181,6 +183,35 @@ class TestStrangers:
                 assert not stranger.node.members()
             assert {view.record.worker_id for view in one.node.members()} == {"two"}
             eventually(lambda: one.node.metrics().get("refused_wrong_key", 0) > 0)
+
+    def test_a_member_of_another_version_is_not_understood_and_the_log_says_so(self) -> None:
+        one = Host("one")
+        two = Host("two", seeds=[one.seed])
+        ping = Packet(2, NodeRef("later", 1), 0, Ping(1, NodeRef("one", 1)))
+        data, _, _ = encode_packet(ping, [], [], 1_000)
+        with hosts(one, two), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            eventually(lambda: all_see_all([one, two]))
+            sock.settimeout(0.3)
+            sock.sendto(Plain(label="fluxmesh").seal(data), ("127.0.0.1", one.port))
+            with pytest.raises(TimeoutError):
+                sock.recv(2_000)
+            eventually(lambda: one.told.words().count("packet refused") == 1)
+            (fields,) = [fields for _, word, fields in one.told.lines if word == "packet refused"]
+            assert fields["why"] == "protocol version"
+            assert one.node.metrics()["packets_refused_protocol_version"] == 1
+            assert {view.record.worker_id for view in one.node.members()} == {"two"}
+
+    def test_replies_to_strangers_are_not_larger_than_what_they_asked(self) -> None:
+        one = Host("one").start()
+        ping = Packet(PROTOCOL, NodeRef("stranger", 1), 0, Ping(1, one.node.me))
+        data, _, _ = encode_packet(ping, [], [], 1_000)
+        sealed = Plain(label="fluxmesh").seal(data)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(2)
+            sock.sendto(sealed, ("127.0.0.1", one.port))
+            assert len(sock.recv(2_000)) <= len(sealed)
+        assert one.node.members() == ()
+        one.node.close_now()
 
     def test_d21_noise_is_dropped_and_counted_and_harms_nobody(self) -> None:
         one = Host("one")

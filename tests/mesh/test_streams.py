@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from fluxmesh.mesh import streams
 from fluxmesh.mesh.messages import Address
 from fluxmesh.mesh.ports import bind_ports
 from fluxmesh.mesh.seal import SALT_BYTES, Envelope, Keyring, Plain, Sealed
@@ -166,8 +167,8 @@ def test_d15_a_stranger_is_refused_and_both_sides_know_why(
 )
 def test_d21_what_is_no_greeting_of_ours_is_closed_and_takes_no_memory(said: bytes) -> None:
     async def main() -> None:
-        two = Side(sealed())
-        async with sides(two):
+        one, two = Side(sealed()), Side(sealed())
+        async with sides(one, two):
             reader, writer = await asyncio.open_connection("127.0.0.1", two.port + 1)
             writer.write(said)
             if not said:
@@ -175,7 +176,7 @@ def test_d21_what_is_no_greeting_of_ours_is_closed_and_takes_no_memory(said: byt
             with suppress(ConnectionResetError):  # what was not read is thrown away with the connection
                 assert len(await reader.read()) <= max(len(said), 16)
             await hang_up(writer)
-            assert await Side(sealed()).call(two.address, b"well", 2) == b"echo well"
+            assert await one.call(two.address, b"well", 2) == b"echo well"
         assert two.counts.calls_taken == 1
 
     run(main())
@@ -209,6 +210,23 @@ def test_one_host_has_a_bounded_number_of_connections() -> None:
                 await hang_up(writer)
             await until(lambda: not two._serving)
             assert await one.call(two.address, b"2", 2) == b"echo 2"
+
+    run(main())
+
+
+def test_connections_that_are_only_kept_warm_give_way_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred nodes of one machine join by the same seed: each keeps its connection warm for a minute."""
+    monkeypatch.setattr(streams, "CONNECTIONS_PER_HOST", 3)
+
+    async def main() -> None:
+        two = Side(sealed())
+        others = [Side(sealed()) for _ in range(8)]
+        async with sides(two, *others):
+            for _ in range(3):
+                for one in others:
+                    assert await one.call(two.address, b"1", 2) == b"echo 1"
+        assert two.counts.turned_away == 0
+        assert all(one.counts.calls_failed == 0 for one in others)
 
     run(main())
 

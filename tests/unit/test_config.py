@@ -9,6 +9,8 @@ import pytest
 
 from fluxmesh.config import ENV_PREFIX, NAMES, Settings, load_settings, settings_with_sources
 from fluxmesh.errors import InvalidOption
+from fluxmesh.mesh.options import NAMES as MESH_NAMES
+from fluxmesh.mesh.options import NUMBERS, MeshWorker
 
 
 def load(folder: Path, overrides: dict[str, Any] | None = None, **environ: str) -> Settings:
@@ -65,7 +67,9 @@ def test_every_setting_can_be_given_in_the_environment(tmp_path: Path, name: str
         "url": "sqlite:///x.db", "namespace": "shop", "app": "shop:queue", "durability": "power",
         "on_lease_lost": "cancel", "proof_of_death": "no", "log_level": "debug", "log_format": "json",
         "beat_s": "1", "lease_s": "9", "payload_limit_bytes": "2048", "result_limit_bytes": "2048",
-        "webhook_allow_private": "yes", "keeper": "no",
+        "webhook_allow_private": "yes", "keeper": "no", "mesh": "yes", "mesh_optional": "yes",
+        "mesh_steal": "no", "mesh_affinity_weight": "0.5", "mesh_protocol_period_ms": "200",
+        "mesh_insecure": "yes", "mesh_port": "7000",
     }  # fmt: skip
     settings = load(tmp_path, **{ENV_PREFIX + name.upper(): values.get(name, "5")})
     assert getattr(settings, name) != getattr(Settings(), name)
@@ -190,3 +194,25 @@ def test_the_text_of_settings_tells_no_secret(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption) as caught:
         load_settings({"token": ["hidden"]}, environ={}, folder=tmp_path)
     assert "hidden" not in str(caught.value)
+
+
+def test_settings_and_options_of_the_mesh_have_the_same_names_defaults_and_bounds(tmp_path: Path) -> None:
+    """Two tables, because settings are read before the mesh is loaded; so a test compares them."""
+    default = MeshWorker()
+    for name in MESH_NAMES:
+        setting, option = getattr(Settings(), f"mesh_{name}"), getattr(default, name)
+        assert setting == option or (not setting and not option), name
+    for name, (_, least, most) in NUMBERS.items():
+        for good in (least, most):
+            load(tmp_path, **{f"FLUXMESH_MESH_{name.upper()}": str(good)})
+        for bad in (least - 1, most + 1):
+            with pytest.raises(InvalidOption, match=f"mesh_{name}"):
+                load(tmp_path, **{f"FLUXMESH_MESH_{name.upper()}": str(bad)})
+
+
+def test_secrets_are_masked_wherever_settings_are_shown(tmp_path: Path) -> None:
+    settings = load(tmp_path, FLUXMESH_MESH_ENCRYPTION_KEY="hidden-key", FLUXMESH_TOKEN="hidden-token")
+    assert "hidden" not in repr(settings)
+    with pytest.raises(InvalidOption) as refused:
+        load(tmp_path, {"mesh_encryption_key": 7})
+    assert "7" not in str(refused.value).replace("mesh_encryption_key", "")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fluxmesh import peers
-from fluxmesh.cli import output
+from fluxmesh.cli import mesh_simulate, output
 from fluxmesh.cli.parser import Options, Parser, add_verb, add_verbs, json_option
 from fluxmesh.cli.session import with_storage
 from fluxmesh.config import Settings
@@ -62,9 +62,11 @@ def configure(parser: Parser) -> None:
         "keygen",
         _keygen,
         "make a key for the mesh; it is printed and kept nowhere",
-        "fluxmesh mesh keygen > mesh.key && fluxmesh worker --mesh --mesh-encryption-key @mesh.key",
+        "fluxmesh mesh keygen",
     )
     json_option(keygen)
+    simulated = add_verb(verbs, "simulate", mesh_simulate.run, mesh_simulate.SUMMARY, *mesh_simulate.EXAMPLES)
+    mesh_simulate.configure(simulated)
 
 
 def _members(options: Options) -> int:

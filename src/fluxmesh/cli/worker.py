@@ -40,7 +40,7 @@ def configure(parser: Parser) -> None:
         "fluxmesh worker",
         "fluxmesh worker --app app:queue --concurrency 16 --processes 2",
         "fluxmesh worker --queues critical,high --reserve critical=1",
-        "fluxmesh worker --mesh --mesh-seeds 10.0.0.7,10.0.0.8 --mesh-encryption-key @mesh.key",
+        "fluxmesh worker --mesh --mesh-seeds 10.0.0.7,10.0.0.8",
     )
     parser.set_defaults(run=_run)
     add_serving_options(parser)

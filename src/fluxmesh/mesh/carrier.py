@@ -94,6 +94,7 @@ class Carrier:
         self._told: dict[tuple[str, str], float] = {}
         self._closed = False
         self._refused_by: dict[str, int] = {}
+        self._refusals_seen: dict[str, int] = {}
         self.stalls = 0
         self.longest_lag_ns = 0  # since the start
         self._lags: deque[tuple[float, int]] = deque(maxlen=1_024)
@@ -133,7 +134,7 @@ class Carrier:
         """The core's, and what went over the sockets."""
         datagrams = self._datagrams
         return {
-            **self._core.counters(),
+            **{name.replace(" ", "_"): count for name, count in self._core.counters().items()},
             "datagrams_sent": datagrams.sent,
             "datagrams_received": datagrams.received,
             "bytes_sent": datagrams.sent_bytes,
@@ -257,6 +258,15 @@ class Carrier:
         if len(self._refused_by) < REFUSALS_KNOWN or why in self._refused_by:
             self._refused_by[why] = self._refused_by.get(why, 0) + 1
         self._tell_seldom("warning", "packet refused", source.host, why, port=source.port)
+
+    def tell_refusals(self) -> None:
+        """Say what the core has refused of what opened, such as another version of the protocol: it only
+        counts. To be called now and then."""
+        for name, count in self._core.counters().items():
+            _, is_refusal, why = name.partition("_refused_")
+            if is_refusal and count > self._refusals_seen.get(name, 0):
+                self._refusals_seen[name] = count
+                self._tell_seldom("warning", "packet refused", "", why, count=count)
 
     def _tell_seldom(self, level: str, event: str, host: str, why: str, **fields: object) -> None:
         """At most once a minute for each host and reason: whoever floods us must not fill the log."""

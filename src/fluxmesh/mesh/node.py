@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fluxmesh.clock import system_clock
+from fluxmesh.errors import FluxMeshError
 from fluxmesh.mesh.carrier import Carrier, Tell
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
@@ -55,7 +56,7 @@ _TOLD: Final[dict[str, tuple[str, str]]] = {
     "dead": ("warning", "member dead"),
     "left": ("info", "member left"),
     "accused": ("warning", "accused by a peer"),
-    "probe_resolved": ("debug", "probe resolved"),
+    "probe_resolved": ("warning", "probe resolved"),
     "forgotten": ("debug", "member forgotten"),
     "meta": ("debug", "member described itself"),
     "surge": ("debug", "peer has surplus"),
@@ -131,7 +132,13 @@ class MeshNode:
             if self._started or self._ended:
                 return
             self._started = True
-        self._thread.start(START_S)
+        try:
+            self._thread.start(START_S)
+        except TimeoutError:
+            self.close_after(0.0)
+            raise FluxMeshError(
+                f"the node of the mesh did not start within {START_S:g} s", hint="is this machine overloaded?"
+            ) from None
 
     def leave(self) -> None:
         """Say goodbye, wait until it has spread (at most 2 s, and answer for 1 s more), close everything.
@@ -383,6 +390,7 @@ class MeshNode:
         self._flags_seen = self._load.flags
         self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
         self._core_counts = self._carrier.counters()
+        self._carrier.tell_refusals()
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
 
     def _thread_failed(self, error: BaseException) -> None:

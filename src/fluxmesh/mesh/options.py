@@ -17,8 +17,10 @@ from typing import Any, Final
 from fluxmesh.config import telling_arguments
 from fluxmesh.errors import InvalidOption, shown
 from fluxmesh.mesh.addresses import canonical, host_refusal, is_loopback, is_wide
+from fluxmesh.mesh.messages import Meta
 from fluxmesh.mesh.seal import KEY_BYTES, KEYS_MAX, Envelope, Keyring, Plain, Sealed
 from fluxmesh.mesh.timing import MS, Timing
+from fluxmesh.mesh.wire import meta_refusal, name_refusal
 
 SETTING_PREFIX: Final = "mesh_"
 DEFAULT_PORT: Final = 7_946
@@ -201,7 +203,7 @@ class MeshWorker:
             raise InvalidOption(
                 "mesh_bind_addr",
                 f"{self.bind_host} can be reached from elsewhere, and there is no key",
-                hint=f"{KEYGEN_HINT}, or insecure=True where nobody else is on the network",
+                hint=f"{KEYGEN_HINT}, or set mesh_insecure where nobody else is on the network",
             )
 
     # -- what follows --------------------------------------------------------------------------------------
@@ -238,6 +240,20 @@ class MeshWorker:
 def keygen() -> str:
     """A new key, as the options take it."""
     return base64.b64encode(os.urandom(KEY_BYTES)).decode()
+
+
+def check_member(worker_id: str, meta: Meta) -> None:
+    """Raises InvalidOption for an id or particulars that every other member would refuse."""
+    if refusal := name_refusal(worker_id):
+        raise InvalidOption(
+            "id", f"{shown(worker_id)} cannot be in the mesh: {refusal}", hint="a shorter name"
+        )
+    if refusal := meta_refusal(meta):
+        raise InvalidOption(
+            "queues",
+            f"what the mesh tells of this worker is refused: {refusal}",
+            hint="fewer queues, or shorter names",
+        )
 
 
 def parse_seed(seed: str) -> tuple[str, int | None]:

@@ -109,6 +109,18 @@ class Counts:
         return {f"stream_{name}": value for name, value in asdict(self).items()}
 
 
+class _Served:
+    """A connection of somebody else's. `idle_since_s`: it was answered and may say more."""
+
+    __slots__ = ("gone", "host", "idle_since_s", "writer")
+
+    def __init__(self, host: str, writer: asyncio.StreamWriter) -> None:
+        self.host = host
+        self.writer = writer
+        self.idle_since_s: float | None = None
+        self.gone = False
+
+
 class Streams:
     """Both ends. `on_call(source, frame)` is awaited for the answer to somebody's request (None: close);
     `on_refused(source, why)` hears of strangers; `delay_s` is bad weather (0: none)."""
@@ -128,7 +140,7 @@ class Streams:
         self._on_refused = on_refused
         self._delay_s = delay_s
         self._server: asyncio.Server | None = None
-        self._serving: dict[asyncio.Task[None], str] = {}
+        self._serving: dict[asyncio.Task[None], _Served] = {}
         self._warm: OrderedDict[int, tuple[Address, _Connection]] = OrderedDict()
         self._number = 0
         self._second = 0
@@ -234,16 +246,15 @@ class Streams:
         assert task is not None
         peer = writer.get_extra_info("peername")
         source = Address(str(peer[0]), int(peer[1])) if peer else Address("", 0)
-        crowd = sum(host == source.host for host in self._serving.values())
-        if len(self._serving) >= CONNECTIONS_MOST or crowd >= CONNECTIONS_PER_HOST:
+        if not self._has_room(source.host):
             self.counts.turned_away += 1
             writer.transport.abort()
             return
-        self._serving[task] = source.host
+        served = self._serving[task] = _Served(source.host, writer)
         self.counts.connections += 1
         _no_delay(writer)
         try:
-            await self._serve(_Connection(reader, writer, self._session(), self.counts), source)
+            await self._serve(_Connection(reader, writer, self._session(), self.counts), source, served)
         except (OSError, ValueError, asyncio.IncompleteReadError):
             pass
         except StreamRefused as error:
@@ -256,6 +267,21 @@ class Streams:
             with contextlib.suppress(RuntimeError):
                 writer.transport.abort()
 
+    def _has_room(self, host: str) -> bool:
+        """Whether one more connection of this host may be served. Those that are only kept warm give way, the
+        longest idle first: its owner connects anew when it has something to say."""
+        of_host = [served for served in self._serving.values() if served.host == host and not served.gone]
+        everybody = [served for served in self._serving.values() if not served.gone]
+        for some, most in ((of_host, CONNECTIONS_PER_HOST), (everybody, CONNECTIONS_MOST)):
+            if len(some) >= most:
+                idle = [served for served in some if served.idle_since_s is not None]
+                if not idle:
+                    return False
+                longest = min(idle, key=lambda served: served.idle_since_s or 0.0)
+                longest.gone = True
+                longest.writer.transport.abort()
+        return True
+
     def _within_rate(self, host: str) -> bool:
         """Count a call of this host in the second that runs."""
         second = int(asyncio.get_running_loop().time())
@@ -265,7 +291,8 @@ class Streams:
         self._calls_of[host] = of_host = self._calls_of.get(host, 0) + 1
         return of_host <= CALLS_PER_HOST_S and sum(self._calls_of.values()) <= CALLS_PER_S
 
-    async def _serve(self, connection: _Connection, source: Address) -> None:
+    async def _serve(self, connection: _Connection, source: Address, served: _Served) -> None:
+        loop = asyncio.get_running_loop()
         async with asyncio.timeout(FIRST_FRAME_S):
             await connection.greet(first=False)
             frame = await connection.read()
@@ -279,8 +306,10 @@ class Streams:
             if answer is None:
                 return
             await connection.write(answer)
+            served.idle_since_s = loop.time()
             async with asyncio.timeout(IDLE_S):
                 frame = await connection.read()
+            served.idle_since_s = None
 
 
 def _no_delay(writer: asyncio.StreamWriter) -> None:

@@ -23,6 +23,7 @@ from fluxmesh.mesh.effects import (
     UpdateLoad,
     UpdateMeta,
 )
+from fluxmesh.mesh.gossip import Circle
 from fluxmesh.mesh.joining import REDIAL_NS, Joiner
 from fluxmesh.mesh.loads import aged, is_eligible, known_load, says_ready
 from fluxmesh.mesh.member import Member, with_standing
@@ -111,6 +112,7 @@ class Swim:
             address=address,
         )
         self._rng = rng
+        self._circle = Circle(rng=rng)
         self.surge = Surge(voice=self.voice, rng=rng, above=steal_threshold + steal_batch)
         self.calls = Calls(
             voice=self.voice,
@@ -343,9 +345,7 @@ class Swim:
         queued = self.voice.queued()
         for member in greeted:
             self.prober.hello(member, now, queued=queued)
-        for member in self.table.choose(
-            self._rng, fanout - len(greeted), lambda row: all(row is not one for one in greeted)
-        ):
+        for member in self._circle.pick(self.table.living, fanout - len(greeted), but=greeted):
             if not len(self.voice.news):
                 break
             self.voice.gossip(member, now, queued=queued)

@@ -46,6 +46,10 @@ BAD_META: Final = "particulars"
 NAME_MAX_BYTES: Final = 200  # of UTF-8: two names, a record and a load still fit into one datagram
 _GUESSED_BYTES: Final = 64  # of a piece of news
 _LEAST_BYTES: Final = 12  # of any
+_ARRAY_HEADS: Final = tuple(
+    bytes((0x90 | length,)) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
+    for length in range(NEWS_MAX + 1)
+)
 _FORBIDDEN: Final = frozenset("{}:")
 
 Thing = TypeVar("Thing", Packet, StreamFrame)
@@ -100,10 +104,13 @@ def encode_packet(
     if len(own) > room:
         own = b""
     told_bytes, told, room = _fitting(news, room - len(own))
-    others, carried, _ = _fitting(loads[1:], room, taken=1) if own else (b"", -1, 0)
-    carried += 1
-    data = b"".join((head, _array_head(told), told_bytes, _array_head(carried), own, others))
-    return data, told, carried
+    if not own:
+        return b"".join((head, _ARRAY_HEADS[told], told_bytes, _ARRAY_HEADS[0])), told, 0
+    others, more = b"", 0
+    if room >= _LEAST_BYTES and len(loads) > 1:
+        others, more, _ = _fitting(loads[1:], room, taken=1)
+    carried = 1 + more
+    return b"".join((head, _ARRAY_HEADS[told], told_bytes, _ARRAY_HEADS[carried], own, others)), told, carried
 
 
 def _fitting(items: Sequence[Record | Load], room: int, *, taken: int = 0) -> tuple[bytes, int, int]:
@@ -134,10 +141,6 @@ def _longer_head(length: int) -> int:
     return 0 if length < 16 else 2
 
 
-def _array_head(length: int) -> bytes:
-    return bytes((0x90 | length,)) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
-
-
 def decode_packet(data: bytes) -> Packet | str:
     """The packet, or why it is refused. Never raises."""
     if len(data) > DATAGRAM_MAX_BYTES:
@@ -162,7 +165,8 @@ def _head_refusal(data: bytes) -> str:
 
 
 def _packet_refusal(packet: Packet) -> str:
-    if name_refusal(packet.sender.worker_id):
+    sender = packet.sender.worker_id
+    if sender not in _good_names and name_refusal(sender):
         return BAD_NAME
     if type(packet.message) in _WITH_TARGET and (refusal := _target_refusal(packet.message)):
         return refusal

@@ -20,6 +20,7 @@ from fluxmesh.storage.values import Registration, WorkerView
 
 if TYPE_CHECKING:
     from fluxmesh.clock import Clock
+    from fluxmesh.mesh.messages import Meta
     from fluxmesh.mesh.node import MeshNode
     from fluxmesh.mesh.options import MeshWorker
     from fluxmesh.mesh.ports import Ports
@@ -88,16 +89,22 @@ class Meshing:
         try:
             await self._prepare(self._options)
         except FluxMeshError as error:
-            if not self._optional:
-                raise
-            self._options = None
-            name = self._registration.worker_id
-            _log.error("worker runs without the mesh", worker=name, error=str(error))
+            self._go_without(error)
+
+    def _go_without(self, error: FluxMeshError) -> None:
+        """Raises the error, unless the mesh is optional."""
+        if not self._optional:
+            raise error
+        self._options = None
+        name = self._registration.worker_id
+        _log.error("worker runs without the mesh", worker=name, error=str(error))
 
     async def _prepare(self, options: MeshWorker) -> None:
         from fluxmesh.mesh.advertise import find_address
+        from fluxmesh.mesh.options import check_member
         from fluxmesh.mesh.ports import bind_ports
 
+        check_member(self._registration.worker_id, self._meta(options))
         if options.is_exposed:
             _log.warning(
                 "mesh is open to the network",
@@ -127,11 +134,11 @@ class Meshing:
             self._ports.close()
 
     async def start(self, epoch: int, *, on_fenced: Callable[[], None]) -> None:
-        """Become a member under this epoch. `on_fenced` is called on the calling loop."""
+        """Become a member under this epoch. `on_fenced` is called on the calling loop. Raises FluxMeshError,
+        unless the mesh is optional."""
         if self._options is None or self._ports is None:
             return
         from fluxmesh.mesh.delays import WEATHER_ENV, parse_weather
-        from fluxmesh.mesh.messages import Meta
         from fluxmesh.mesh.node import MeshNode
 
         loop = asyncio.get_running_loop()
@@ -150,21 +157,31 @@ class Meshing:
             address=self._address,
             worker_id=seen.worker_id,
             epoch=epoch,
-            meta=Meta(
-                queues=seen.queues,
-                tiers=seen.tiers,
-                capacity=seen.capacity,
-                steals=options.steal,
-                virtual_nodes=options.virtual_nodes,
-                affinity_weight=options.affinity_weight,
-                version=version("fluxmesh"),
-            ),
+            meta=self._meta(options),
             label=self._label,
             tell=tell,
             on_fenced=fenced,
             weather=None if weather is None else parse_weather(weather),
         )
-        await asyncio.to_thread(node.start)
+        try:
+            await asyncio.to_thread(node.start)
+        except FluxMeshError as error:
+            self._go_without(error)
+            self._node = None
+
+    def _meta(self, options: MeshWorker) -> Meta:
+        from fluxmesh.mesh.messages import Meta
+
+        seen = self._registration
+        return Meta(
+            queues=seen.queues,
+            tiers=seen.tiers,
+            capacity=seen.capacity,
+            steals=options.steal,
+            virtual_nodes=options.virtual_nodes,
+            affinity_weight=options.affinity_weight,
+            version=version("fluxmesh"),
+        )
 
     # -- for the watching thread and the beating one -------------------------------------------------
     def publish(self, blocked: bool) -> None:  # noqa: FBT001 - a state, not a mode of the call

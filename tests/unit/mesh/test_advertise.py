@@ -87,6 +87,17 @@ def test_the_way_to_the_first_seed_that_has_one_comes_third() -> None:
     assert found(keyed(seeds="later,seed:8000"), lookup, source) == Address("10.1.0.7", 7_946)
 
 
+def test_the_way_is_asked_for_by_the_seeds_own_port() -> None:
+    asked = []
+
+    def source(host: str, port: int) -> str | None:
+        asked.append((host, port))
+        return None
+
+    found(keyed(seeds="10.0.0.1:8000,10.0.0.2"), source=source)
+    assert asked[:2] == [("10.0.0.1", 8_000), ("10.0.0.2", 7_946)]
+
+
 def test_d14_with_names_that_do_not_resolve_yet_the_default_route_counts() -> None:
     source = ways(default="192.0.2.7")
     assert found(keyed(seeds="later,much-later"), names(), source) == Address("192.0.2.7", 7_946)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from fluxmesh.config import Settings, load_settings
 from fluxmesh.errors import InvalidOption
-from fluxmesh.mesh.options import NAMES, NUMBERS, MeshWorker, keygen, parse_seed
+from fluxmesh.mesh.messages import Meta
+from fluxmesh.mesh.options import NAMES, NUMBERS, MeshWorker, check_member, keygen, parse_seed
 from fluxmesh.mesh.seal import Plain, Refusal, Sealed
 from fluxmesh.mesh.timing import MS
 
@@ -245,6 +246,28 @@ def test_processes_of_a_worker_find_each_other_by_the_first_of_them(bind: str | 
     named = MeshWorker(port=8_000, seeds=[first], bind_addr=bind, encryption_key=KEY).resolved(child=1)
     assert named.seeds == (first,)
     assert named.sibling_seed is None
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "queues", "field", "words"),
+    [
+        ("é" * 101, ("default",), "id", "not 1 to 200 bytes"),
+        ("a:b", ("default",), "id", "a brace or a colon"),
+        (
+            "worker",
+            tuple(f"queue-of-mine-{number}" for number in range(60)),
+            "queues",
+            "of which 512 are allowed",
+        ),
+    ],
+)
+def test_what_every_other_member_would_refuse_is_refused_at_the_start(
+    worker_id: str, queues: tuple[str, ...], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidOption, match=words) as refused:
+        check_member(worker_id, Meta(queues, (2,), 8))
+    assert refused.value.field == field
+    check_member("worker", Meta(("default",), (0, 1, 2, 3), 8))
 
 
 def test_the_three_knobs_of_time_reach_the_protocol() -> None:

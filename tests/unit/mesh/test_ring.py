@@ -20,13 +20,16 @@ fleets = st.dictionaries(names, st.integers(1, 60), min_size=1, max_size=8)
 KEYS = [f"customer-{number}" for number in range(3_000)]
 
 
-def by_the_book(members: dict[str, int], slot: int) -> str:
-    """The same in the plainest way: all points in order, and the first one at or after the slot's start."""
-    points = sorted(
+def points_of(members: dict[str, int]) -> list[tuple[int, str]]:
+    return sorted(
         (xxhash.xxh3_64_intdigest(f"{worker}-{number}".encode()), worker)
         for worker, many in members.items()
         for number in range(many)
     )
+
+
+def by_the_book(points: list[tuple[int, str]], slot: int) -> str:
+    """The same in the plainest way: of all points in order the first at or after the slot's start."""
     at = bisect.bisect_left(points, (slot << 52, ""))
     return points[at % len(points)][1]
 
@@ -37,9 +40,15 @@ def by_the_book(members: dict[str, int], slot: int) -> str:
 def test_a_slot_belongs_to_the_first_point_clockwise_of_its_start(
     members: dict[str, int], slots: list[int]
 ) -> None:
-    ring = Ring(members)
+    ring, points = Ring(members), points_of(members)
     for slot in slots:
-        assert ring.owner_of_slot(slot) == by_the_book(members, slot)
+        assert ring.owner_of_slot(slot) == by_the_book(points, slot)
+
+
+def test_so_does_every_slot_where_one_worker_has_several_points_in_it() -> None:
+    members = {"a": 1_000, "b": 1_000, "c": 700}
+    ring, points = Ring(members), points_of(members)
+    assert all(ring.owner_of_slot(slot) == by_the_book(points, slot) for slot in range(SLOTS))
 
 
 @settings(max_examples=60, deadline=None)

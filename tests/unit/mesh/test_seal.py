@@ -223,6 +223,13 @@ def test_d23_a_ring_changed_between_packets_loses_none_and_opens_none_twice() ->
     assert {other.open(data, 0) for data in under_way} == {Refusal.REPLAY}
 
 
+def test_a_key_that_was_taken_off_the_ring_opens_nothing_any_more() -> None:
+    sealer, opener = a_sealer(OLD), Opener(ring(NEW, OLD))
+    assert opener.open(sealer.seal(b"x"), 0) == b"x"
+    opener.use(ring(NEW))
+    assert opener.open(sealer.seal(b"x"), 0) is Refusal.WRONG_KEY
+
+
 STAGES = ((OLD,), (OLD, NEW), (NEW, OLD), (NEW,))
 
 
@@ -341,6 +348,15 @@ def test_a_greeting_says_whose_it_is() -> None:
     for session in (a_session(1), plain.session(salt(1))):
         assert not session.greeted(b"short")
         assert session.refusal is Refusal.TRUNCATED
+
+
+def test_d15_no_frame_of_another_label_opens_even_if_the_greetings_are_put_right() -> None:
+    ours, theirs = a_session(1), a_session(2, label="other")
+    mark, other_mark = ours.greeting()[1:4], theirs.greeting()[1:4]
+    assert ours.greeted(theirs.greeting().replace(other_mark, mark))
+    assert theirs.greeted(ours.greeting().replace(mark, other_mark))
+    assert ours.open(theirs.seal(b"x")) is None
+    assert ours.refusal is Refusal.FORGED
 
 
 @settings(max_examples=200, deadline=None)

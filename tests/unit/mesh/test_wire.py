@@ -204,6 +204,24 @@ def test_a_packet_is_filled_from_the_start_and_never_beyond_its_budget(
         assert len(msgspec.msgpack.encode(one_more)) > budget
 
 
+def test_every_budget_is_used_up_and_none_is_passed() -> None:
+    def a_packet(told: int, carried: int) -> bytes:
+        whole = msgspec.structs.replace(a_head(), news=news[:told], loads=some[:carried])
+        return msgspec.msgpack.encode(whole)
+
+    for accuser, news_many, loads_many in (("", 40, 9), ("worker-2", 40, 9), ("", 3, 60), ("", 0, 60)):
+        news = [a_record("w" * (1 + number % 5), accuser=accuser) for number in range(news_many)]
+        some = [a_load(10 ** (number % 4)) for number in range(loads_many)]
+        for budget in range(len(a_packet(0, 1)), 1_400):
+            data, told, carried = wire.encode_packet(a_head(), news, some, budget)
+            assert data == a_packet(told, carried)
+            assert len(data) <= budget
+            if told < len(news):
+                assert len(a_packet(told + 1, 1)) > budget
+            elif carried < len(some):
+                assert len(a_packet(told, carried + 1)) > budget
+
+
 def test_the_own_load_has_its_place_before_any_news() -> None:
     news = [a_record(f"n{number}") for number in range(100)]
     data, told, carried = wire.encode_packet(a_head(), news, [a_load(1), a_load(10**40)], BUDGET)
