@@ -293,6 +293,7 @@ class MeshNode:
     # -- on its own thread -----------------------------------------------------------------------------------
     async def _main(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._step_failed)
         self._wall_zero_s = system_clock().wall_us() / 1e6 - loop.time()
         self._gone = asyncio.Event()
         options = self._options
@@ -386,12 +387,18 @@ class MeshNode:
     def _look_now(self) -> None:
         if self._core is None or self._carrier is None:
             return
+        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
         now_ns = self._carrier.now_ns()
         self._flags_seen = self._load.flags
         self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
         self._core_counts = self._carrier.counters()
         self._carrier.tell_refusals()
-        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
+
+    def _step_failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A defect. It is told, and the node goes on with what comes next."""
+        error = context.get("exception")
+        told = context.get("message") if error is None else f"{type(error).__name__}: {error}"
+        self._tell("error", "mesh step failed", {"error": told, "exc_info": error})
 
     def _thread_failed(self, error: BaseException) -> None:
         self._tell("error", "mesh node failed", {"error": f"{type(error).__name__}: {error}"})
