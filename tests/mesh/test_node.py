@@ -104,6 +104,20 @@ def test_leave_may_be_called_by_many_threads_at_once_and_by_a_node_that_never_st
         sock.bind(("127.0.0.1", one.port))
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.0005, 0.002, 0.01])
+def test_a_node_may_be_told_to_go_at_any_instant_of_its_start(delay_s: float) -> None:
+    one = Host("one")
+    starting = threading.Thread(target=one.node.start)
+    starting.start()
+    time.sleep(delay_s)
+    one.node.close_after(0.0)
+    starting.join(10)
+    assert not starting.is_alive()
+    eventually(lambda: not one.node.running)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", one.port))
+
+
 def test_d16_the_same_id_on_another_port_is_accepted_at_once_under_its_higher_epoch() -> None:
     one = Host("one")
     two = Host("two", seeds=[one.seed])

@@ -107,6 +107,7 @@ class MeshNode:
         self._lock = threading.Lock()
         self._started = False
         self._ended = False
+        self._silenced = False
         self._load = Load(worker_id, epoch, 0, capacity=meta.capacity)
         self._posted = False
         self._roster = Roster(self._me, meta)
@@ -119,7 +120,7 @@ class MeshNode:
         # On the node's thread:
         self._carrier: Carrier | None = None
         self._core: Swim | None = None
-        self._gone: asyncio.Event
+        self._gone = asyncio.Event()  # it belongs to the loop that first waits for it
         self._leaving = False
         self._flags_seen = 0
         self._look: asyncio.TimerHandle | None = None
@@ -162,6 +163,7 @@ class MeshNode:
         if not started:
             self._ports.close()
         elif not self._thread.join(patience_s):
+            self._silenced = True  # for a thread that is only starting, and hears nothing yet
             self._thread.post(self._abandon)
             self._thread.join(CLOSE_S)
 
@@ -295,7 +297,6 @@ class MeshNode:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._step_failed)
         self._wall_zero_s = system_clock().wall_us() / 1e6 - loop.time()
-        self._gone = asyncio.Event()
         options = self._options
         core = Swim(
             me=self._me,
@@ -336,7 +337,8 @@ class MeshNode:
             carrier.command(Join())
             self._look_now()
             ready()
-            await self._gone.wait()
+            if not self._silenced:
+                await self._gone.wait()
         finally:
             if self._look is not None:
                 self._look.cancel()
