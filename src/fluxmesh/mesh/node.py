@@ -31,6 +31,7 @@ from fluxmesh.mesh.view import (
     Roster,
     Snapshot,
     encode_report,
+    is_worth_telling,
     member_report,
     without_noise,
 )
@@ -288,6 +289,7 @@ class MeshNode:
                 view, in_ring=view.record.worker_id in snapshot.in_ring, wall_zero_s=self._wall_zero_s
             )
             for view in (*snapshot.members, *snapshot.me)
+            if is_worth_telling(view, snapshot.taken_ns)
         ]
         rows.sort(key=lambda row: row.worker_id)
         return NodeReport(members_total=len(rows), members=tuple(rows))
