@@ -131,7 +131,7 @@ class Membership:
         elif standing == Standing.ALIVE or (
             standing == Standing.SUSPECT and held is not None and held >= Standing.DEAD
         ):
-            # Also the dead one that others suspect already under a higher incarnation: it has its place again.
+            # The dead one as well that others suspect by now under a higher incarnation: its place is back.
             tell("refuted", record)
         if standing == Standing.SUSPECT:
             tell("suspected", record, text=f"accused by {record.accuser}")
