@@ -133,7 +133,8 @@ class Stage:
         return min(2, self.plan.nodes - 1)
 
     def _living(self) -> int:
-        return sum(node.name.startswith("w") and not node.leaving for node in self.net.living)
+        """How many ids live: two runs of one id, and nobody else, could not know of each other."""
+        return len({node.name for node in self._witnesses() if not node.leaving})
 
     # -- faults ------------------------------------------------------------------------------------------
 
