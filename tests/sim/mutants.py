@@ -6,7 +6,7 @@ A mutant is a function that puts something wrong in the place of a function or m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -22,15 +22,26 @@ from fluxmesh.mesh.swim import Phase, Swim
 from fluxmesh.mesh.timing import S
 from fluxmesh.mesh.voice import BUDGET_BYTES, Voice
 from fluxmesh.mesh.wire import encode_packet
+from fluxmesh.testing.simnet_faults import Kind
 
 Patch = pytest.MonkeyPatch
-Mutant = Callable[[Patch], None]
+
+
+class Mutant(NamedTuple):
+    """`favours`: kinds of faults that bring it out, so that seeds with one of them are played first."""
+
+    apply: Callable[[Patch], None]
+    favours: frozenset[Kind]
+
+
 MUTANTS: Final[dict[str, Mutant]] = {}
 
 
-def mutant(function: Mutant) -> Mutant:
-    MUTANTS[function.__name__.replace("_", " ")] = function
-    return function
+def mutant(*favours: Kind) -> Callable[[Callable[[Patch], None]], None]:
+    def keep(function: Callable[[Patch], None]) -> None:
+        MUTANTS[function.__name__.replace("_", " ")] = Mutant(function, frozenset(favours))
+
+    return keep
 
 
 def _everywhere(patch: Patch, outranks: Callable[[Record, Record | None], bool]) -> None:
@@ -45,7 +56,7 @@ def _state(record: Record) -> tuple[int, int, int]:
 # -- refutations ---------------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(Kind.SUSPEND)
 def no_refutation(patch: Patch) -> None:
     answer = Membership._answer
 
@@ -56,12 +67,12 @@ def no_refutation(patch: Patch) -> None:
     patch.setattr(Membership, "_answer", deaf)
 
 
-@mutant
+@mutant(Kind.SUSPEND)
 def incarnation_not_raised_when_refuting(patch: Patch) -> None:
     patch.setattr(Membership, "_raise_above", lambda self, _accused: self.announce(self.voice.record))
 
 
-@mutant
+@mutant()
 def an_accuser_raises_the_incarnation_of_others(patch: Patch) -> None:
     def suspect(self: Membership, row: Member, now: int) -> None:
         held = row.record
@@ -83,7 +94,7 @@ def an_accuser_raises_the_incarnation_of_others(patch: Patch) -> None:
 # -- suspicions ----------------------------------------------------------------------------------------
 
 
-@mutant
+@mutant()
 def suspect_before_the_window_ends(patch: Patch) -> None:
     detour = Prober.on_detour
 
@@ -97,12 +108,12 @@ def suspect_before_the_window_ends(patch: Patch) -> None:
     patch.setattr(Prober, "on_detour", hasty)
 
 
-@mutant
+@mutant()
 def dead_before_the_shortest_suspicion(patch: Patch) -> None:
     patch.setattr(Suspicion, "deadline_ns", lambda self, timing: self.started_ns + timing.period_ns)
 
 
-@mutant
+@mutant()
 def duplicates_counted_as_confirmations(patch: Patch) -> None:
     def confirm(self: Suspicion, accuser: str, *, timing: Any) -> bool:
         self.accusers.append(accuser)
@@ -111,12 +122,12 @@ def duplicates_counted_as_confirmations(patch: Patch) -> None:
     patch.setattr(Suspicion, "confirm", confirm)
 
 
-@mutant
+@mutant(Kind.CRASH)
 def suspicions_never_end(patch: Patch) -> None:
     patch.setattr(Membership, "on_suspicion_timer", lambda _self, _number, _now: None)
 
 
-@mutant
+@mutant(Kind.SUSPEND)
 def an_ack_clears_a_suspicion(patch: Patch) -> None:
     on_ack = Prober.on_ack
 
@@ -129,7 +140,7 @@ def an_ack_clears_a_suspicion(patch: Patch) -> None:
     patch.setattr(Prober, "on_ack", forgiving)
 
 
-@mutant
+@mutant(Kind.WITNESS)
 def stall_guard_off(patch: Patch) -> None:
     patch.setattr(Swim, "on_stall", lambda self, _late_ns, now: self._done(now))
 
@@ -137,7 +148,7 @@ def stall_guard_off(patch: Patch) -> None:
 # -- the order of claims -------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(Kind.SUSPEND)
 def an_equal_incarnation_overrides(patch: Patch) -> None:
     def outranks(claim: Record, held: Record | None) -> bool:
         return held is None or (_state(claim) != _state(held) and _state(claim)[:2] >= _state(held)[:2])
@@ -145,7 +156,7 @@ def an_equal_incarnation_overrides(patch: Patch) -> None:
     _everywhere(patch, outranks)
 
 
-@mutant
+@mutant(Kind.PARTITION)
 def a_tombstone_is_raised_by_an_alive_of_the_same_incarnation(patch: Patch) -> None:
     def outranks(claim: Record, held: Record | None) -> bool:
         if held is None or _state(claim) > _state(held):
@@ -155,7 +166,7 @@ def a_tombstone_is_raised_by_an_alive_of_the_same_incarnation(patch: Patch) -> N
     _everywhere(patch, outranks)
 
 
-@mutant
+@mutant(Kind.RESTART)
 def a_restart_is_refused_by_its_epoch(patch: Patch) -> None:
     def outranks(claim: Record, held: Record | None) -> bool:
         return held is None or (claim.epoch == held.epoch and _state(claim) > _state(held))
@@ -163,7 +174,7 @@ def a_restart_is_refused_by_its_epoch(patch: Patch) -> None:
     _everywhere(patch, outranks)
 
 
-@mutant
+@mutant(Kind.RESTART)
 def an_old_epoch_wins_by_its_incarnation(patch: Patch) -> None:
     def outranks(claim: Record, held: Record | None) -> bool:
         return held is None or _state(claim)[1:] > _state(held)[1:]
@@ -171,7 +182,7 @@ def an_old_epoch_wins_by_its_incarnation(patch: Patch) -> None:
     _everywhere(patch, outranks)
 
 
-@mutant
+@mutant(Kind.PARTITION)
 def the_dead_of_a_push_pull_are_dead_at_once(patch: Patch) -> None:
     patch.setattr(membership, "softened", lambda claim, _teller: claim)
 
@@ -179,17 +190,17 @@ def the_dead_of_a_push_pull_are_dead_at_once(patch: Patch) -> None:
 # -- probes --------------------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(Kind.PAIR_CUT)
 def no_indirect_probes(patch: Patch) -> None:
     patch.setattr(Prober, "on_detour", lambda _self, _seq, _now: None)
 
 
-@mutant
+@mutant(Kind.PAIR_CUT)
 def helpers_do_not_help(patch: Patch) -> None:
     patch.setattr(Prober, "on_ping_req", lambda _self, _message, _asker, _src, _now: None)
 
 
-@mutant
+@mutant(Kind.CRASH)
 def a_nack_is_taken_for_an_answer(patch: Patch) -> None:
     def on_nack(self: Prober, seq: int, _sender: Any) -> None:
         if self.open is not None and self.open.seq == seq:
@@ -198,7 +209,7 @@ def a_nack_is_taken_for_an_answer(patch: Patch) -> None:
     patch.setattr(Prober, "on_nack", on_nack)
 
 
-@mutant
+@mutant(Kind.CRASH)
 def always_the_same_is_probed(patch: Patch) -> None:
     def pick(_self: Order, living: list[Member]) -> Member | None:
         return min(living, key=lambda row: row.number) if living else None
@@ -209,13 +220,13 @@ def always_the_same_is_probed(patch: Patch) -> None:
 # -- news and exchanges --------------------------------------------------------------------------------
 
 
-@mutant
+@mutant()
 def news_sent_without_bound(patch: Patch) -> None:
     sent = News.sent
     patch.setattr(News, "sent", lambda self, ids, *, limit: sent(self, ids, limit=limit * 1_000))
 
 
-@mutant
+@mutant(Kind.JUNK)
 def strangers_get_more_than_they_ask(patch: Patch) -> None:
     def generous(self: Voice, to: Any, message: Any, request_bytes: int) -> None:
         head = Packet(PROTOCOL, self.me, self.record.incarnation, message)
@@ -228,7 +239,7 @@ def strangers_get_more_than_they_ask(patch: Patch) -> None:
 # -- coming and going ----------------------------------------------------------------------------------
 
 
-@mutant
+@mutant(Kind.ISLANDS)
 def itself_counts_as_a_seed_that_answered(patch: Patch) -> None:
     ended, on_timer = Joiner.ended, Joiner.on_seeds_timer
 
@@ -244,7 +255,7 @@ def itself_counts_as_a_seed_that_answered(patch: Patch) -> None:
     patch.setattr(Joiner, "on_seeds_timer", once)
 
 
-@mutant
+@mutant(Kind.ISLANDS)
 def nobody_is_dialled_again(patch: Patch) -> None:
     on_timer = Joiner.on_seeds_timer
 
@@ -256,7 +267,7 @@ def nobody_is_dialled_again(patch: Patch) -> None:
     patch.setattr(Joiner, "on_redial_timer", lambda self, now: self.voice.arm(("redial", 0), now + 30 * S))
 
 
-@mutant
+@mutant(Kind.LEAVE)
 def a_leave_is_not_spread(patch: Patch) -> None:
     def vanish(self: Swim, _now: int) -> None:
         if self.phase is not Phase.GONE:
@@ -265,6 +276,6 @@ def a_leave_is_not_spread(patch: Patch) -> None:
     patch.setattr(Swim, "_leave", vanish)
 
 
-@mutant
+@mutant(Kind.CLONE)
 def a_second_holder_of_the_id_is_not_noticed(patch: Patch) -> None:
     patch.setattr(Membership, "fence", lambda _self, _claim: None)

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from fluxmesh.mesh.effects import Leave
-from fluxmesh.mesh.messages import Address, Compare, Standing
-from fluxmesh.mesh.timing import MS, S, Timing
+from fluxmesh.mesh.effects import Leave, UpdateMeta
+from fluxmesh.mesh.messages import Address, Compare, Meta, Standing
+from fluxmesh.mesh.timing import MS, TOMBSTONE_NS, S, Timing
 from fluxmesh.testing.simnet import NobodyWatches
 from fluxmesh.testing.simnet_network import LAN, WAN, Link
 from fluxmesh.testing.simnet_node import SimNode
@@ -317,3 +317,42 @@ def test_a_mesh_of_one_waits_without_a_word_and_takes_in_whoever_comes() -> None
         world.start(number)
     assert world.merges(5) <= 5
     assert unlike(world.net) == ""
+
+
+def test_a_tombstone_is_forgotten_after_a_day_and_nobody_rises_from_it() -> None:
+    world = World(watch=NobodyWatches())
+    nodes = world.form(4)
+    world.net.kill(nodes[3], host_too=True)
+    world.run(20)
+    assert set(world.standings("w3").values()) == {Standing.DEAD}
+    began = world.now_s
+    for node in nodes[:3]:
+        node.jump(TOMBSTONE_NS)
+
+    world.run(90)
+
+    assert set(world.standings("w3").values()) == {None}
+    assert sorted(one.node for one in world.emits("forgotten")) == ["w0", "w1", "w2"]
+    assert world.emits("suspected", "dead", "discovered", since_s=began) == []
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+def test_new_particulars_of_a_node_are_known_everywhere_within_seconds(loss: float) -> None:
+    world = World()
+    nodes = world.form(8)
+    world.net.network.loss = loss
+    meta = Meta(queues=("default", "mail"), tiers=(0, 1), capacity=3, virtual_nodes=10)
+
+    nodes[2].command(UpdateMeta(meta))
+
+    def known() -> bool:
+        return all(
+            view.meta == meta
+            for node in world.net.living
+            for view in node.core.members(node.now)
+            if view.record.worker_id == "w2"
+        )
+
+    began = world.now_s
+    assert world.net.run(world.net.now + 10 * S, done=known)
+    print(f"known everywhere in {world.now_s - began:.2f} s at {loss:.0%} loss")

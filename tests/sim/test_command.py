@@ -30,7 +30,7 @@ def test_seeds_that_keep_every_promise_exit_with_0_and_show_which_faults_there_w
 def test_a_broken_promise_exits_with_1_and_tells_how_to_see_it_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    MUTANTS["news sent without bound"](monkeypatch)
+    MUTANTS["news sent without bound"].apply(monkeypatch)
     assert simulate("--seeds", "1", "--json") == 1
     captured = capsys.readouterr()
     document = json.loads(captured.out)

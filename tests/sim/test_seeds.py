@@ -37,7 +37,7 @@ def test_a_failing_seed_prints_its_plan_the_rule_and_the_last_events_of_whom_it_
 ) -> None:
     from tests.sim.mutants import MUTANTS
 
-    MUTANTS["no indirect probes"](monkeypatch)
+    MUTANTS["no indirect probes"].apply(monkeypatch)
 
     outcome = next(outcome for seed in range(1, 51) if (outcome := run_seed(seed)).rule == "no suspicion")
 

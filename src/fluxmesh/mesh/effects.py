@@ -117,8 +117,8 @@ class MemberView(Struct, frozen=True):
     since_ns: int  # when its standing was last changed here
     answered: bool  # it has answered us directly in this run
     rtt_ns: int | None
-    # Living, has answered us, and says for a second that it is ready: it has its place in the ring. A target of
-    # stealing it is only while Alive.
+    # Living, has answered us, and says for a second that it is ready: it has its place in the ring. A target
+    # of stealing it is only while Alive.
     eligible: bool = False
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from fluxmesh.mesh.member import Member
 from fluxmesh.mesh.messages import Record
 
 SLOTS_MAX: Final = 4_096  # beyond it what was told most often goes
@@ -111,3 +113,28 @@ def _take_out(slot: Slot) -> None:
     del bucket[slot.record.worker_id]
     if not bucket:
         bucket.clear()  # an emptied dict keeps the room of its best days, a cleared one does not
+
+
+class Circle:
+    """Whom to tell next: everybody once, in an order by chance, before anybody twice."""
+
+    def __init__(self, *, rng: random.Random) -> None:
+        self._rng = rng
+        self._rest: list[Member] = []
+
+    def pick(self, living: list[Member], count: int, *, but: list[Member]) -> list[Member]:
+        """Up to `count` different ones of the living, none of `but`."""
+        picked: list[Member] = []
+        has_begun_anew = False
+        while len(picked) < count:
+            if not self._rest:
+                if has_begun_anew:
+                    break
+                has_begun_anew = True
+                self._rest = list(living)
+                self._rng.shuffle(self._rest)
+                continue
+            member = self._rest.pop()
+            if member.is_living and member not in picked and member not in but:
+                picked.append(member)
+        return picked

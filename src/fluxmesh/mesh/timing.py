@@ -62,5 +62,6 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 def sends_of_news(n: int) -> int:
-    """How often one update is sent: 4 * ceil(log10(n + 1))."""
-    return 4 * max(1, math.ceil(math.log10(n + 1)))
+    """How often one update is sent: 4 * ceil(log10(n + 1)), but below ten nodes as often as there are others:
+    with four sends of each, one update in eight would not reach everybody."""
+    return max(4 * math.ceil(math.log10(n + 1)), 4, min(n - 1, 8))

@@ -127,13 +127,14 @@ class Stage:
         return node if node is not None and node.alive else None
 
     def _spare(self, number: int) -> int:
-        """A node whose address nobody has as the only seed."""
-        return (
-            number if number >= 2 else min(2, self.plan.nodes - 1) if self.plan.seeds != Seeds.ALL else number
-        )
+        """A node that may go for good or elsewhere: its address is not the one that others have as a seed."""
+        if number >= 2 or self.plan.seeds is Seeds.ALL:
+            return number
+        return min(2, self.plan.nodes - 1)
 
     def _living(self) -> int:
-        return sum(node.name.startswith("w") and not node.leaving for node in self.net.living)
+        """How many ids live: two runs of one id, and nobody else, could not know of each other."""
+        return len({node.name for node in self._witnesses() if not node.leaving})
 
     # -- faults ------------------------------------------------------------------------------------------
 
@@ -209,8 +210,10 @@ class Stage:
             n = self.plan.nodes + 3
             timing = self.net.timing
             bound = (n + 3) * timing.period_ns + 6 * timing.suspicion_min_ns(n) + 3 * S
-            witnesses = [other for other in self.net.living if other.name.startswith("w")]
-            self.net.after(bound, self._is_given_up, node, witnesses, Standing.DEAD)
+            self.net.after(bound, self._is_given_up, node, self._witnesses(), Standing.DEAD)
+
+    def _witnesses(self) -> list[SimNode]:
+        return [node for node in self.net.living if node.name.startswith("w")]
 
     def _crash_and_stall(self, act: Act) -> None:
         """The first crashes; the others stand still while their suspicion of it runs."""
@@ -253,11 +256,12 @@ class Stage:
         node = self._node(number)
         if node is None or node.leaving or node.frozen or self._living() <= LIVING_MIN:
             return
+        # Who hears of it only while it leaves may be the last it told that it is there.
+        witnesses = [other for other in self._witnesses() if _knows(other, node)]
         node.command(Leave())
         if act.kind is Kind.REJOIN:
             self.net.push(min(self.net.now + 4 * S + act.length_ns, CHAOS_TO_NS), self.start, number)
         if self.plan.severity is not Severity.HARSH:
-            witnesses = [other for other in self.net.living if other.name.startswith("w")]
             self.net.after(LEFT_BY_NS, self._is_given_up, node, witnesses, Standing.LEFT)
 
     def _clone(self, act: Act) -> None:
@@ -378,6 +382,10 @@ class Stage:
         for node in self.net.living:
             node.lag_ns = 0
         self._tell_names(self.net.now)
+
+
+def _knows(node: SimNode, other: SimNode) -> bool:
+    return any(view.record.ref == other.me for view in node.core.members(node.now))
 
 
 def _incarnation(node: SimNode) -> int:

@@ -121,6 +121,9 @@ def _play(net: Simnet, plan: Plan, watch: Rules) -> int:
     difference = unlike(net)
     if difference:
         raise Violation("convergence", f"tables were the same and are not any more: {difference}")
+    unready = strange_views(net)
+    if unready:
+        raise Violation("views", f"{(net.now - healed_at) / S:.0f} s after the last fault: {unready}")
     if net.now - watch.last_news_ns < QUIET_NS // 4:
         raise Violation("queues drain", f"news was sent {(net.now - watch.last_news_ns) / S:.2f} s ago")
     return healed_in
@@ -163,6 +166,23 @@ def unlike(net: Simnet) -> str:
                 return f"{node.name} holds {name} at {state}, another at {first[name]}"
         if seen != len(newest) - 1:
             return f"{node.name} knows {seen} of {len(newest) - 1}"
+    return ""
+
+
+def strange_views(net: Simnet) -> str:
+    """What nodes of a calm mesh ought to know of each other beyond who is there: particulars, a place in the
+    ring. Loads are hints: the larger the mesh, the more of them are too old to say anything."""
+    living = members(net)
+    for node in living:
+        for view in node.core.members(node.now):
+            name = view.record.worker_id
+            subject = net.nodes.get(name)
+            if subject is None or not subject.alive or name == node.name:
+                continue
+            if view.meta != subject.spec.meta:
+                return f"{node.name} has not the particulars of {name}"
+            if not view.answered or not view.eligible:
+                return f"{name} has no place in the ring of {node.name}"
     return ""
 
 

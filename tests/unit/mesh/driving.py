@@ -36,7 +36,7 @@ BUDGET = DATAGRAM_MAX_BYTES - SEAL_BYTES
 
 
 def address_of(number: int) -> Address:
-    return Address(f"10.0.{number // 250}.{number % 250 + 2}", 7946)
+    return Address(f"10.{number // 62_500}.{number // 250 % 250}.{number % 250 + 2}", 7946)
 
 
 def a_record(

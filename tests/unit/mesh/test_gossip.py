@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluxmesh.mesh.gossip import SLOTS_MAX, News
+from fluxmesh.mesh.gossip import SLOTS_MAX, Circle, News
+from fluxmesh.mesh.member import Table
 from fluxmesh.mesh.messages import Standing
 from tests.unit.mesh.driving import ME, a_record, about_me
 
@@ -88,3 +91,43 @@ def test_whatever_comes_the_queue_drains_after_a_bounded_number_of_sends(
         news.sent(picked, limit=limit)
         sent += len(picked)
         assert sent <= 6 * limit
+
+
+# --- whom to tell ---------------------------------------------------------------------------------------
+
+
+def a_table(n: int) -> Table:
+    table = Table()
+    for number in range(n):
+        table.put(a_record(number), 0)
+    return table
+
+
+@given(st.integers(0, 30), st.integers(1, 4), st.integers(0, 99))
+def test_everybody_is_told_once_before_anybody_is_told_twice(n: int, fanout: int, seed: int) -> None:
+    table, circle = a_table(n), Circle(rng=random.Random(seed))
+    told: list[int] = []
+    while len(told) < n - n % fanout:
+        told += [member.number for member in circle.pick(table.living, fanout, but=[])]
+    assert len(set(told)) == len(told)
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(0, 9), st.integers(0, 99))
+def test_a_tick_meets_nobody_twice_and_none_of_those_it_greets(
+    n: int, fanout: int, greeted: int, seed: int
+) -> None:
+    table, circle = a_table(n), Circle(rng=random.Random(seed))
+    but = table.living[:greeted]
+    for _ in range(20):
+        picked = circle.pick(table.living, fanout, but=but)
+        assert len({member.number for member in picked}) == len(picked)
+        assert not any(member in but for member in picked)
+        assert len(picked) == min(fanout, n - len(but))
+
+
+def test_who_died_since_the_circle_began_is_passed_over() -> None:
+    table, circle = a_table(6), Circle(rng=random.Random(1))
+    circle.pick(table.living, 1, but=[])
+    for number in range(5):
+        table.put(a_record(number, standing=Standing.DEAD), 0)
+    assert [row.record for row in circle.pick(table.living, 3, but=[])] == [a_record(5)]

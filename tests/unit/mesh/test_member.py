@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fluxmesh.mesh.member import TOMBSTONES_MAX, Table, merge, outranks, softened
 from fluxmesh.mesh.messages import NodeRef, Record, Standing
-from fluxmesh.mesh.timing import TOMBSTONE_NS, S
+from fluxmesh.mesh.timing import MEMBERS_MAX, TOMBSTONE_NS, S
 from tests.unit.mesh.driving import a_record
 
 Key = tuple[int, int, int]
@@ -170,3 +170,16 @@ def test_chance_finds_as_many_fitting_rows_as_there_are(n: int, count: int, ever
     assert len(chosen) == min(count, len(fitting))
     assert len({row.number for row in chosen}) == len(chosen)
     assert all(row in fitting for row in chosen)
+
+
+def test_a_full_table_takes_nobody_new_but_in_the_place_of_the_dead() -> None:
+    table = Table()
+    for number in range(MEMBERS_MAX - 1):
+        table.put(a_record(number), 0)
+    table.put(a_record(60_000, standing=Standing.DEAD), 0)
+    assert len(table.rows) == MEMBERS_MAX
+    assert table.put(a_record(60_001), 0) is not None
+    assert "peer-60000" not in table.rows
+    assert table.put(a_record(60_002), 0) is None
+    assert len(table.rows) == len(table.numbers) == MEMBERS_MAX
+    assert table.put(a_record(5, incarnation=1), 0) is not None  # whom it knows it keeps up with

@@ -7,7 +7,7 @@ import pytest
 from fluxmesh.mesh.effects import Arm, Emit, Send
 from fluxmesh.mesh.messages import Ack, Address, Gossip, NodeRef, Ping, PingReq, Record, Standing
 from fluxmesh.mesh.swim import Phase
-from fluxmesh.mesh.timing import S, Timing, sends_of_news
+from fluxmesh.mesh.timing import MEMBERS_MAX, TOMBSTONE_NS, S, Timing, sends_of_news
 from fluxmesh.mesh.voice import CORRECTIONS_MAX
 from fluxmesh.mesh.wire import decode_packet
 from tests.unit.mesh.driving import HASH, ME, Bench, a_record, about_me, address_of, of, packets, told
@@ -439,3 +439,33 @@ def test_corrections_of_one_record_are_bounded() -> None:
         for _, packet in packets(bench.hear(3, news=[suspected(2, accuser="peer-3")])):
             sent += packet.news.count(left)
     assert sent == CORRECTIONS_MAX
+    bench.now += T
+    assert packets(bench.hear(3, news=[suspected(2, accuser="peer-3")])) == []
+
+
+def test_a_full_table_is_counted_and_no_exception() -> None:
+    bench = Bench(0)
+    for number in range(MEMBERS_MAX):
+        bench.core.table.put(a_record(number), bench.now)
+    assert told(bench.hear(1, news=[a_record(60_000)])) == []
+    assert bench.core.counters()["table_full"] == 1
+
+
+def test_a_tombstone_that_is_over_is_forgotten_and_said_to_be() -> None:
+    bench = Bench(2)
+    bench.hear(1, news=[a_record(2, standing=Standing.LEFT)])
+    bench.now += TOMBSTONE_NS
+    assert ("forgotten", "peer-2") in told(bench.fire(("redial", 0)))
+    assert "peer-2" not in bench.core.table.rows
+    # Whoever still tells of it tells of somebody unknown.
+    assert bench.standing(2) is None
+
+
+def test_a_dead_one_that_comes_back_as_a_suspect_is_back_and_suspected() -> None:
+    bench = Bench(5)
+    bench.hear(1, news=[a_record(2, standing=Standing.DEAD)])
+    effects = bench.hear(1, news=[suspected(2, accuser="peer-1", incarnation=1)])
+    assert told(effects) == [("refuted", "peer-2"), ("suspected", "peer-2")]
+    assert told(bench.hear(1, news=[suspected(2, accuser="peer-1", incarnation=2)])) == [
+        ("suspected", "peer-2")
+    ]

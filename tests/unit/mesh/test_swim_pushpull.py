@@ -30,6 +30,7 @@ from fluxmesh.mesh.messages import (
 from fluxmesh.mesh.particulars import TRIES_MAX
 from fluxmesh.mesh.pushpull import hash_of
 from fluxmesh.mesh.timing import FRAME_MAX_BYTES, S
+from fluxmesh.mesh.voice import CALLS_MAX
 from fluxmesh.mesh.wire import encode_frame, meta_hash
 from tests.unit.mesh.driving import (
     HASH,
@@ -312,3 +313,13 @@ def test_particulars_nobody_has_are_not_kept() -> None:
     bench.hear(1, news=[a_record(9, standing=Standing.LEFT)])
     bench.fire(("redial", 0))
     assert len(bench.core.particulars._known) == 1
+
+
+def test_calls_under_way_are_bounded_and_what_was_crowded_out_is_counted() -> None:
+    bench = Bench(1)
+    began = [bench.core.pushpull.start(address_of(1), why="regular") for _ in range(CALLS_MAX + 3)]
+    assert began == [True] * CALLS_MAX + [False] * 3
+    assert bench.core.counters()["calls_crowded_out"] == 3
+    calls = of(bench.do(bench.core.voice.take()), Call)
+    bench.answer(calls[0], NodeRef("", 0), None)
+    assert bench.core.pushpull.start(address_of(1), why="regular")

@@ -46,7 +46,11 @@ def test_with_its_confirmations_dead_comes_no_later_than_the_classic_wait(n: int
 
 
 def test_news_is_sent_more_often_in_larger_fleets() -> None:
-    assert [sends_of_news(n) for n in (1, 2, 9, 10, 99, 100, 1_000)] == [4, 4, 4, 8, 8, 12, 16]
+    assert [sends_of_news(n) for n in (10, 99, 100, 999, 1_000, 10_000)] == [8, 8, 12, 12, 16, 20]
+
+
+def test_in_small_fleets_it_is_sent_as_often_as_there_are_others() -> None:
+    assert [sends_of_news(n) for n in range(1, 10)] == [4, 4, 4, 4, 4, 5, 6, 7, 8]
 
 
 def test_push_pull_gets_rarer_above_32_nodes() -> None:
