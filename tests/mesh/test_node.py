@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.messages import PROTOCOL, Flag, NodeRef, Packet, Ping, Standing
 from fluxmesh.mesh.options import keygen
 from fluxmesh.mesh.seal import Plain
@@ -103,6 +104,20 @@ def test_leave_may_be_called_by_many_threads_at_once_and_by_a_node_that_never_st
         sock.bind(("127.0.0.1", one.port))
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.0005, 0.002, 0.01])
+def test_a_node_may_be_told_to_go_at_any_instant_of_its_start(delay_s: float) -> None:
+    one = Host("one")
+    starting = threading.Thread(target=one.node.start)
+    starting.start()
+    time.sleep(delay_s)
+    one.node.close_after(0.0)
+    starting.join(10)
+    assert not starting.is_alive()
+    eventually(lambda: not one.node.running)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", one.port))
+
+
 def test_d16_the_same_id_on_another_port_is_accepted_at_once_under_its_higher_epoch() -> None:
     one = Host("one")
     two = Host("two", seeds=[one.seed])
@@ -157,6 +172,20 @@ def test_d14_names_that_resolve_only_later_are_asked_for_until_they_do() -> None
         eventually(lambda: all_see_all([one, two]))
         assert len(asked) >= 3
         assert 2.5 <= time.monotonic() - begun_s < 8
+
+
+def test_nodes_in_bad_weather_find_each_other_and_declare_nobody_dead() -> None:
+    weather = Weather(loss=0.3, double=0.1, delay_ms=10, jitter_ms=20)
+    one = Host("one", weather=weather)
+    group = [one, *(Host(f"n{number}", seeds=[one.seed], weather=weather) for number in range(3))]
+    with hosts(*group):
+        eventually(lambda: all_see_all(group))
+        time.sleep(4)  # twenty periods
+        assert not any("dead" in host.told.kinds() for host in group)
+        eventually(lambda: all_see_all(group))
+        sent = sum(host.node.metrics()["packets_sent"] for host in group)
+        left = sum(host.node.metrics()["datagrams_sent"] for host in group)
+        assert 0.6 * sent < left < 0.95 * sent  # of what is said 0.7 * 1.1 is put on the wire
 
 
 class TestStrangers:

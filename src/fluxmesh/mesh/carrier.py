@@ -153,6 +153,12 @@ class Carrier:
     def _carry(self, effects: list[Effect]) -> None:
         """In their order; what follows from one of them comes after the rest."""
         todo = deque(effects)
+        try:
+            self._carry_all(todo)
+        finally:
+            self._set_wake()
+
+    def _carry_all(self, todo: deque[Effect]) -> None:
         while todo and not self._closed:
             effect = todo.popleft()
             if isinstance(effect, Send):
@@ -172,7 +178,6 @@ class Carrier:
                     waiting.set_result(effect.frame)
             else:
                 self._spawn(self._resolve(effect))
-        self._set_wake()
 
     def _send(self, send: Send) -> bool:
         sealed = self._envelope.seal(send.data)
@@ -213,6 +218,12 @@ class Carrier:
 
     def _turn(self) -> None:
         self._wake = None
+        try:
+            self._fire()
+        finally:
+            self._set_wake()  # whatever happens: without it no timer would ever fire again
+
+    def _fire(self) -> None:
         now_ns = self.now_ns()
         late_ns = now_ns - (self._timers.next_ns() or now_ns)
         self._note_lag(max(0, late_ns))
@@ -226,8 +237,13 @@ class Carrier:
             timer = self._timers.pop_due(now_ns)
             if timer is None or self._closed:
                 break
-            self._carry(self._core.on_timer(timer, now_ns))
-        self._set_wake()
+            try:
+                effects = self._core.on_timer(timer, now_ns)
+            except Exception:
+                # A core arms its round anew in that round: one that failed has to come again.
+                self._timers.arm(timer, now_ns + 2 * self._stall_ns)
+                raise
+            self._carry(effects)
 
     def _note_lag(self, late_ns: int) -> None:
         self.longest_lag_ns = max(self.longest_lag_ns, late_ns)

@@ -10,7 +10,7 @@ from fluxmesh.mesh.addresses import host_refusal
 from fluxmesh.mesh.detector import Suspicion
 from fluxmesh.mesh.member import INCARNATION_MAX, Member, outranks, softened, with_standing
 from fluxmesh.mesh.messages import Address, NodeRef, Record, Standing
-from fluxmesh.mesh.voice import Voice
+from fluxmesh.mesh.voice import CORRECTIONS_MAX, Voice
 
 _OUTDATED_MAX: Final = 8  # rows that are owed to one teller
 GREETINGS_MAX: Final = 3  # pings out of turn to a node that has not answered us yet
@@ -76,9 +76,10 @@ class Membership:
             self.owe(teller, row)
 
     def owe(self, teller: Member, row: Member) -> None:
-        """Our record of `row` goes to `teller` with the next packet."""
+        """Our record of `row` goes to `teller` with the next packet, if it was not told often enough."""
         outdated = teller.outdated or []
-        if row is not teller and row not in outdated and len(outdated) < _OUTDATED_MAX:
+        is_due = row is not teller and row.corrected < CORRECTIONS_MAX
+        if is_due and row not in outdated and len(outdated) < _OUTDATED_MAX:
             teller.outdated = [*outdated, row]
 
     def _confirm(self, claim: Record, row: Member) -> None:
@@ -127,7 +128,10 @@ class Membership:
             tell("discovered", record)
         elif standing <= Standing.SUSPECT and before is not None and before.epoch != record.epoch:
             tell("restarted", record, text=f"run {before.epoch} was replaced")
-        elif standing == Standing.ALIVE:
+        elif standing == Standing.ALIVE or (
+            standing == Standing.SUSPECT and held is not None and held >= Standing.DEAD
+        ):
+            # The dead one as well that others suspect by now under a higher incarnation: its place is back.
             tell("refuted", record)
         if standing == Standing.SUSPECT:
             tell("suspected", record, text=f"accused by {record.accuser}")

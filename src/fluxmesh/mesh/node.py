@@ -31,6 +31,7 @@ from fluxmesh.mesh.view import (
     Roster,
     Snapshot,
     encode_report,
+    is_worth_telling,
     member_report,
     without_noise,
 )
@@ -107,6 +108,7 @@ class MeshNode:
         self._lock = threading.Lock()
         self._started = False
         self._ended = False
+        self._silenced = False
         self._load = Load(worker_id, epoch, 0, capacity=meta.capacity)
         self._posted = False
         self._roster = Roster(self._me, meta)
@@ -119,7 +121,7 @@ class MeshNode:
         # On the node's thread:
         self._carrier: Carrier | None = None
         self._core: Swim | None = None
-        self._gone: asyncio.Event
+        self._gone = asyncio.Event()  # it belongs to the loop that first waits for it
         self._leaving = False
         self._flags_seen = 0
         self._look: asyncio.TimerHandle | None = None
@@ -162,6 +164,7 @@ class MeshNode:
         if not started:
             self._ports.close()
         elif not self._thread.join(patience_s):
+            self._silenced = True  # for a thread that is only starting, and hears nothing yet
             self._thread.post(self._abandon)
             self._thread.join(CLOSE_S)
 
@@ -286,6 +289,7 @@ class MeshNode:
                 view, in_ring=view.record.worker_id in snapshot.in_ring, wall_zero_s=self._wall_zero_s
             )
             for view in (*snapshot.members, *snapshot.me)
+            if is_worth_telling(view, snapshot.taken_ns)
         ]
         rows.sort(key=lambda row: row.worker_id)
         return NodeReport(members_total=len(rows), members=tuple(rows))
@@ -293,8 +297,8 @@ class MeshNode:
     # -- on its own thread -----------------------------------------------------------------------------------
     async def _main(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._step_failed)
         self._wall_zero_s = system_clock().wall_us() / 1e6 - loop.time()
-        self._gone = asyncio.Event()
         options = self._options
         core = Swim(
             me=self._me,
@@ -335,7 +339,8 @@ class MeshNode:
             carrier.command(Join())
             self._look_now()
             ready()
-            await self._gone.wait()
+            if not self._silenced:
+                await self._gone.wait()
         finally:
             if self._look is not None:
                 self._look.cancel()
@@ -386,12 +391,18 @@ class MeshNode:
     def _look_now(self) -> None:
         if self._core is None or self._carrier is None:
             return
+        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
         now_ns = self._carrier.now_ns()
         self._flags_seen = self._load.flags
         self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
         self._core_counts = self._carrier.counters()
         self._carrier.tell_refusals()
-        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
+
+    def _step_failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A defect. It is told, and the node goes on with what comes next."""
+        error = context.get("exception")
+        told = context.get("message") if error is None else f"{type(error).__name__}: {error}"
+        self._tell("error", "mesh step failed", {"error": told, "exc_info": error})
 
     def _thread_failed(self, error: BaseException) -> None:
         self._tell("error", "mesh node failed", {"error": f"{type(error).__name__}: {error}"})

@@ -403,9 +403,6 @@ class Swim:
         self.prober.stop()
         for purpose in ("push_pull", "seeds", "redial", "meta", "surge"):
             self.voice.disarm((purpose, 0))
-        if not self.table.living:
-            self._go()
-            return
         self.voice.arm(("leave", 0), now + self.timing.leave_ns)
         self._on_gossip_timer(now)
 
@@ -417,7 +414,8 @@ class Swim:
 
     def _go(self) -> None:
         self.phase = Phase.GONE
-        self.voice.disarm(("gossip", 0))
+        for purpose in ("gossip", "leave"):
+            self.voice.disarm((purpose, 0))
         self.voice.tell("gone", self.record)
 
     # --- what the table tells us ------------------------------------------------------------------------
@@ -436,6 +434,8 @@ class Swim:
     def _done(self, now: int) -> list[Effect]:
         if self.membership.is_fenced and self.phase in _HEARS:
             self.phase = Phase.FENCED
+        if self.phase is Phase.LEAVING and not self.table.living and not self.voice.calls:
+            self._go()  # there is nobody to say goodbye to, and nobody whom a call may have told of us
         if not self._gossip_is_armed and self.phase in _HEARS:
             self._arm_gossip(now)
         self._gossip_goes_on = False
@@ -445,7 +445,9 @@ class Swim:
         """While there is news or somebody to greet. The first tick comes at a random place of its interval,
         so that a fleet does not speak in one voice."""
         if not self.table.living:
-            self.voice.news.clear()  # there is nobody to tell; whoever comes compares tables
+            if self.phase is Phase.PRESENT:
+                self.voice.news.clear()  # there is nobody to tell; whoever comes compares tables
+            return
         if not (len(self.voice.news) or self.membership.ungreeted):
             return
         self._gossip_is_armed = True

@@ -15,10 +15,11 @@ from msgspec import Struct
 from fluxmesh.mesh.effects import MemberView
 from fluxmesh.mesh.messages import Flag, Meta, NodeRef, Standing
 from fluxmesh.mesh.ring import Ring
-from fluxmesh.mesh.timing import LOAD_STALE_MS
+from fluxmesh.mesh.timing import LOAD_STALE_MS, S
 
 REPORT_VERSION: Final = 1
 REPORT_MAX_BYTES: Final = 60 << 10  # storage takes 64 KiB
+GONE_TOLD_NS: Final = 3_600 * S
 _FLAG_NAMES: Final = ((Flag.READY, "ready"), (Flag.DRAINING, "draining"), (Flag.DEGRADED, "degraded"))
 _IN_RING: Final = frozenset({Standing.ALIVE, Standing.SUSPECT})
 
@@ -156,6 +157,12 @@ def _place(weights: dict[str, dict[str, int]], worker_id: str, meta: Meta) -> No
 
 
 # -- reports ---------------------------------------------------------------------------------------------
+
+
+def is_worth_telling(view: MemberView, now_ns: int) -> bool:
+    """Who lives, or has gone within the last hour. The core remembers the gone for a day; a fleet that is
+    deployed often, each time under new names, would show little else."""
+    return view.record.standing in _IN_RING or now_ns - view.since_ns < GONE_TOLD_NS
 
 
 def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> MemberReport:

@@ -206,7 +206,12 @@ class Meshing:
 
     def view(self, status: str) -> WorkerView:
         """What the next beat tells of this worker, and of the mesh if there is something new."""
-        report = None if self._node is None else self._node.report(self._clock.mono_s())
+        report = None
+        if self._node is not None:
+            try:
+                report = self._node.report(self._clock.mono_s())
+            except Exception:  # the mesh is no ground to lose a lease by a beat that is not sent
+                _log.exception("mesh report failed")
         return WorkerView(self._registration, status, self._running(), report)
 
     def told(self, view: WorkerView) -> None:

@@ -439,6 +439,8 @@ def test_corrections_of_one_record_are_bounded() -> None:
         for _, packet in packets(bench.hear(3, news=[suspected(2, accuser="peer-3")])):
             sent += packet.news.count(left)
     assert sent == CORRECTIONS_MAX
+    bench.now += T
+    assert packets(bench.hear(3, news=[suspected(2, accuser="peer-3")])) == []
 
 
 def test_a_full_table_is_counted_and_no_exception() -> None:
@@ -457,3 +459,13 @@ def test_a_tombstone_that_is_over_is_forgotten_and_said_to_be() -> None:
     assert "peer-2" not in bench.core.table.rows
     # Whoever still tells of it tells of somebody unknown.
     assert bench.standing(2) is None
+
+
+def test_a_dead_one_that_comes_back_as_a_suspect_is_back_and_suspected() -> None:
+    bench = Bench(5)
+    bench.hear(1, news=[a_record(2, standing=Standing.DEAD)])
+    effects = bench.hear(1, news=[suspected(2, accuser="peer-1", incarnation=1)])
+    assert told(effects) == [("refuted", "peer-2"), ("suspected", "peer-2")]
+    assert told(bench.hear(1, news=[suspected(2, accuser="peer-1", incarnation=2)])) == [
+        ("suspected", "peer-2")
+    ]

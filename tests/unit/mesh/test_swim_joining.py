@@ -314,3 +314,27 @@ def test_after_the_end_no_timer_is_armed() -> None:
         bench.fire(min(bench.timers, key=lambda timer: bench.timers[timer]))
     for timer in list(bench.timers):
         assert not of(bench.fire(timer), Arm)
+
+
+def test_d10_a_leaver_whose_first_push_pull_is_under_way_waits_for_it_and_says_goodbye() -> None:
+    bench = alone()
+    (call,) = resolve(bench, address_of(1))
+    known = [a_record(1), a_record(2)]
+    digests = [Digest(r.worker_id, r.epoch, r.incarnation, r.standing) for r in known]
+    (exchange,) = of(bench.answer(call, NodeRef("peer-1", 1), Digests(digests)), Call)
+    # By now the other may have heard that we are there.
+    assert told(bench.do(bench.core.command(Leave(), bench.now))) == []
+    bench.answer(exchange, NodeRef("peer-1", 1), Records(known))
+    heard = {to for to, p in packets(bench.fire(("gossip", 0))) if a_me(Standing.LEFT) in p.news}
+    assert heard == {address_of(1), address_of(2)}
+
+
+@pytest.mark.parametrize("answer", [Same(), Digests([]), None])
+def test_a_leaver_that_nobody_heard_of_goes_when_its_dial_is_over(answer: Same | Digests | None) -> None:
+    bench = alone()
+    (call,) = resolve(bench, address_of(1))
+    assert told(bench.do(bench.core.command(Leave(), bench.now))) == []
+    effects = bench.answer(call, NodeRef("peer-1", 1), answer)
+    assert of(effects, Call) == []
+    assert told(effects) == [("gone", ME.worker_id)]
+    assert ("leave", 0) not in bench.timers
