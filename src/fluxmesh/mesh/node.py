@@ -245,7 +245,8 @@ class MeshNode:
         }
 
     def metrics(self) -> dict[str, int]:
-        """Counters since the start: buffer and stealing, the ring, events by kind, the protocol, the wire."""
+        """Counters since the start: buffer and stealing (nothing is held or stolen yet), the ring, events by
+        kind, the protocol, the wire."""
         counts = {
             "prefetch_count": 0,
             "prefetch_jobs": 0,
