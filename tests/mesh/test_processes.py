@@ -234,3 +234,22 @@ def figures_between(
         }
         for early, late in zip(before, after, strict=True)
     ]
+
+
+def test_a_group_on_ipv6_addresses_is_a_group_like_any_other() -> None:
+    ports = [free_port() for _ in range(3)]
+    seeds = (f"[::1]:{ports[0]}",)
+    group = [
+        Peer(
+            Orders(
+                worker_id=f"w{n}", epoch=1, host="::1", port=port, seeds=seeds, options={"bind_addr": "::1"}
+            )
+        )
+        for n, port in enumerate(ports)
+    ]
+    with running(*group):
+        met(group)
+        at = group[2].kill()
+        for peer in group[:2]:
+            peer.first("dead", "w2", at)
+        assert all(peer.metrics()["send_errors"] == 0 for peer in group[:2])
