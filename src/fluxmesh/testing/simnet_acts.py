@@ -355,13 +355,15 @@ class Stage:
 
     def _tell_lie(self, liar: SimNode, hearer: SimNode, victim: SimNode) -> None:
         standing = self.rng.choice((Standing.SUSPECT, Standing.DEAD, Standing.LEFT, Standing.ALIVE))
-        said = _incarnation(victim)
+        held = next((view.record for view in liar.core.members(liar.now) if view.record.ref == victim.me), None)
+        if held is None:
+            return
         host = "0.0.0.0" if standing is Standing.ALIVE else victim.address.host
         raised = 5 if standing is Standing.ALIVE else 0  # of no use: nobody can live at that address
         lie = Record(
             victim.name,
             victim.me.epoch,
-            said + raised,
+            held.incarnation + raised,
             int(standing),
             host,
             PORT,
