@@ -355,7 +355,9 @@ class Stage:
 
     def _tell_lie(self, liar: SimNode, hearer: SimNode, victim: SimNode) -> None:
         standing = self.rng.choice((Standing.SUSPECT, Standing.DEAD, Standing.LEFT, Standing.ALIVE))
-        held = next((view.record for view in liar.core.members(liar.now) if view.record.ref == victim.me), None)
+        held = next(
+            (view.record for view in liar.core.members(liar.now) if view.record.ref == victim.me), None
+        )
         if held is None:
             return
         host = "0.0.0.0" if standing is Standing.ALIVE else victim.address.host
