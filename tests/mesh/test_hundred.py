@@ -122,7 +122,7 @@ def test_a_hundred_nodes_are_calm_from_half_a_minute_after_the_last_join_on_and_
         lines.extend(await crowd(calm_s=60, settle_s=30))
 
     run(main(), 240)
-    keep("mesh_steady_100.jsonl", lines)
+    keep("mesh-steady-100.jsonl", lines)
     assert mean(lines, "packets_per_s") <= 4.5
     assert mean(lines, "bytes_per_s") <= 2_500
     print({name: round(mean(lines, name), 4) for name in lines[0]})

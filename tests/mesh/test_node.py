@@ -298,13 +298,19 @@ class TestLoad:
             one.node.reported(first, 101.0)
             assert one.node.report(103.0) is None
             assert one.node.report(105.0) is None
+            one.node.publish(queued=0, running=3, flags=READY)
+            eventually(lambda: one.node.snapshot.me[0].load.running == 3)
+            assert one.node.report(115.9) is None  # nothing but a number
+            numbers = one.node.report(116.1)
+            assert numbers is not None
+            one.node.reported(numbers, 116.1)
             two = Host("two", seeds=[one.seed])
             with hosts(two):
                 eventually(lambda: one.sees(two))
-                assert one.node.report(103.9) is None
-                changed = one.node.report(104.1)
+                assert one.node.report(119.0) is None
+                changed = one.node.report(119.2)
                 assert changed is not None
-                one.node.reported(changed, 104.1)
+                one.node.reported(changed, 119.2)
         assert one.node.report(200.0) == b""
         one.node.reported(b"", 200.0)
         assert one.node.report(300.0) is None

@@ -52,7 +52,7 @@ def deaths(number: int, kills: int, seed: int = 1) -> Detections:
 @pytest.mark.slow
 def test_thirty_deaths_are_noticed_by_all_others_in_time(number: int, p50_s: float, worst_s: float) -> None:
     found = deaths(number, 30)
-    keep(f"mesh_deaths_{number}.jsonl", found)
+    keep(f"mesh-deaths-{number}.jsonl", found)
     assert found.count == 30 * (number - 1)
     assert found.quantile(0.5) <= p50_s, found.summary()
     assert found.worst <= worst_s, found.summary()
@@ -218,7 +218,7 @@ def test_a_larger_group_is_calm_from_half_a_minute_after_the_last_join_on(number
         before = [peer.metrics() for peer in group]
         no_flaps_in(group, 60)
         after = [peer.metrics() for peer in group]
-        keep(f"mesh_steady_{number}.jsonl", figures_between(before, after, 60, number))
+        keep(f"mesh-steady-{number}.jsonl", figures_between(before, after, 60, number))
 
 
 def figures_between(
@@ -234,3 +234,22 @@ def figures_between(
         }
         for early, late in zip(before, after, strict=True)
     ]
+
+
+def test_a_group_on_ipv6_addresses_is_a_group_like_any_other() -> None:
+    ports = [free_port() for _ in range(3)]
+    seeds = (f"[::1]:{ports[0]}",)
+    group = [
+        Peer(
+            Orders(
+                worker_id=f"w{n}", epoch=1, host="::1", port=port, seeds=seeds, options={"bind_addr": "::1"}
+            )
+        )
+        for n, port in enumerate(ports)
+    ]
+    with running(*group):
+        met(group)
+        at = group[2].kill()
+        for peer in group[:2]:
+            peer.first("dead", "w2", at)
+        assert all(peer.metrics()["send_errors"] == 0 for peer in group[:2])

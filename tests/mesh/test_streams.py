@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -192,6 +193,32 @@ def test_d21_a_frame_that_claims_to_be_giant_closes_the_connection_before_it_is_
             assert len(await reader.read()) == 16
             await hang_up(writer)
         assert two.refused == ["frame too large"]
+
+    run(main())
+
+
+def test_d21_strangers_who_bring_giant_frames_fill_no_memory() -> None:
+    async def main() -> None:
+        two = Side(sealed())
+        async with sides(two):
+            tracemalloc.start()
+            writers = []
+            for _ in range(40):
+                _, writer = await asyncio.open_connection("127.0.0.1", two.port + 1)
+                # A greeting shows which key is meant and proves nothing.
+                writer.write(sealed().session(os.urandom(SALT_BYTES)).greeting())
+                writer.write(struct.pack(">I", 1 << 20))
+                writers.append(writer)
+            piece = bytes(60_000)
+            for _ in range(15):
+                for writer in writers:
+                    writer.write(piece)
+                await asyncio.sleep(0.01)
+            taken = tracemalloc.get_traced_memory()[0]
+            tracemalloc.stop()
+            for writer in writers:
+                writer.transport.abort()
+        assert taken < 20_000_000  # of 36 MB, most of which the kernel has to keep
 
     run(main())
 

@@ -15,9 +15,9 @@ from fluxmesh.mesh.view import (
     Roster,
     decode_report,
     encode_report,
+    essence,
     is_worth_telling,
     member_report,
-    without_noise,
 )
 from fluxmesh.peers import Observation, owner, rings
 from tests.mesh.told import member
@@ -118,11 +118,14 @@ class TestReports:
         told = msgspec.structs.replace(NodeReport(members_total=0, members=()), report=2)
         assert decode_report(msgspec.json.encode(told)) is None
 
-    def test_round_trips_alone_make_no_other_report(self) -> None:
+    def test_round_trips_never_make_another_report_and_numbers_of_jobs_only_where_they_count(self) -> None:
         one = NodeReport(members_total=1, members=(member("a"),))
         other = msgspec.structs.replace(one, members=(msgspec.structs.replace(one.members[0], rtt_ms=0.7),))
         assert one != other
-        assert without_noise(one) == without_noise(other)
+        assert essence(one, loads=True) == essence(other, loads=True)
+        busier = msgspec.structs.replace(one, members=(msgspec.structs.replace(one.members[0], running=7),))
+        assert essence(one, loads=True) != essence(busier, loads=True)
+        assert essence(one, loads=False) == essence(busier, loads=False)
 
     def test_a_member_without_particulars_or_with_old_numbers_is_shown_without_them(self) -> None:
         shown = member_report(view_of("a", meta=None, age_ms=6_000), in_ring=False, wall_zero_s=1_000.0)

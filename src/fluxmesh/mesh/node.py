@@ -31,9 +31,9 @@ from fluxmesh.mesh.view import (
     Roster,
     Snapshot,
     encode_report,
+    essence,
     is_worth_telling,
     member_report,
-    without_noise,
 )
 
 START_S: Final = 10.0
@@ -42,6 +42,7 @@ LOOK_SOON_S: Final = 0.02  # after an event
 LEAVE_SLACK_S: Final = 1.0  # beyond what a leave takes by itself
 CLOSE_S: Final = 2.0
 REPORT_EVERY_S: Final = 3.0
+REPORT_LOADS_S: Final = 15.0  # if nothing but numbers of jobs has changed
 REPORT_AGAIN_S: Final = (
     60.0  # an unchanged report is repeated: storage may have lost it with the worker's row
 )
@@ -244,7 +245,8 @@ class MeshNode:
         }
 
     def metrics(self) -> dict[str, int]:
-        """Counters since the start: buffer and stealing, the ring, events by kind, the protocol, the wire."""
+        """Counters since the start: buffer and stealing (nothing is held or stolen yet), the ring, events by
+        kind, the protocol, the wire."""
         counts = {
             "prefetch_count": 0,
             "prefetch_jobs": 0,
@@ -267,14 +269,18 @@ class MeshNode:
             return None if self._report_sent in (None, b"") else b""
         snapshot = self._snapshot
         stretch = max(1.0, len(snapshot.members) / REPORT_MEMBERS)
-        waited_s = now_s - self._report_at_s
-        if self._report_sent is not None and waited_s < REPORT_EVERY_S * stretch:
+        waited_s = (now_s - self._report_at_s) / stretch
+        if self._report_told is not None and waited_s < REPORT_EVERY_S:
             return None
         report = self._full_report(snapshot)
-        told = without_noise(report)
-        if told == self._report_told and waited_s < REPORT_AGAIN_S * stretch:
-            return None
-        self._report_pending = told
+        if self._report_told is not None and waited_s < REPORT_AGAIN_S:
+            told = self._report_told
+            same = essence(report, loads=False) == essence(told, loads=False)
+            if same and (
+                waited_s < REPORT_LOADS_S or essence(report, loads=True) == essence(told, loads=True)
+            ):
+                return None
+        self._report_pending = report
         return encode_report(report)
 
     def reported(self, report: bytes, now_s: float) -> None:

@@ -33,6 +33,8 @@ WRITE_S: Final = 5.0
 ANSWER_S: Final = 10.0  # for our core to answer a call; it answers at once, or never
 CALLS_PER_S: Final = 2_000  # taken in all, and
 CALLS_PER_HOST_S: Final = 500  # of one host; a connection that brings more is closed
+READ_AHEAD_BYTES: Final = 32 << 10  # twice that is kept of what nobody has asked for yet
+LARGE_OF_STRANGERS: Final = 8  # frames, read at once
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -71,11 +73,17 @@ class _Connection:
         async with asyncio.timeout(WRITE_S):
             await self._writer.drain()
 
-    async def read(self) -> bytes:
+    async def read(self, gate: asyncio.Semaphore | None = None) -> bytes:
+        """The next frame. `gate` is for one who has not shown a key yet: only so many of those may bring a
+        large one at a time, whose memory is taken as it comes."""
         (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
         if length > FRAME_MAX_BYTES:
             raise StreamRefused(str(Refusal.TOO_LARGE))
-        sealed = await self._reader.readexactly(length)
+        if gate is None or length <= READ_AHEAD_BYTES:
+            sealed = await self._reader.readexactly(length)
+        else:
+            async with gate:
+                sealed = await self._reader.readexactly(length)
         self._counts.received_bytes += _LENGTH.size + length
         frame = self._session.open(sealed)
         if frame is None:
@@ -143,13 +151,14 @@ class Streams:
         self._serving: dict[asyncio.Task[None], _Served] = {}
         self._warm: OrderedDict[int, tuple[Address, _Connection]] = OrderedDict()
         self._number = 0
+        self._large = asyncio.Semaphore(LARGE_OF_STRANGERS)
         self._second = 0
         self._calls_of: dict[str, int] = {}  # host -> calls in that second; as many as CONNECTIONS_MOST
         self.counts = Counts()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(
-            self._taken, sock=self._listener, limit=FRAME_MAX_BYTES, backlog=128
+            self._taken, sock=self._listener, limit=READ_AHEAD_BYTES, backlog=128
         )
 
     async def close(self) -> None:
@@ -219,7 +228,7 @@ class Streams:
     async def _connect(self, to: Address) -> _Connection:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(
-                to.host, to.port + STREAM_PORT_ABOVE, limit=FRAME_MAX_BYTES
+                to.host, to.port + STREAM_PORT_ABOVE, limit=READ_AHEAD_BYTES
             )
         _no_delay(writer)
         return _Connection(reader, writer, self._session(), self.counts)
@@ -295,7 +304,7 @@ class Streams:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(FIRST_FRAME_S):
             await connection.greet(first=False)
-            frame = await connection.read()
+            frame = await connection.read(self._large)
         while True:
             if not self._within_rate(source.host):
                 self.counts.turned_away += 1

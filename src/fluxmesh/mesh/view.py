@@ -189,7 +189,13 @@ def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> Mem
     )
 
 
-def without_noise(report: NodeReport) -> NodeReport:
-    """For comparing two of them: round trips are never the same twice."""
-    quiet = tuple(msgspec.structs.replace(member, rtt_ms=None) for member in report.members)
+def essence(report: NodeReport, *, loads: bool) -> NodeReport:
+    """For comparing two of them: without round trips, which are never the same twice, and without the numbers
+    of jobs unless `loads`."""
+    quiet = tuple(
+        msgspec.structs.replace(member, rtt_ms=None)
+        if loads
+        else msgspec.structs.replace(member, rtt_ms=None, queued=None, running=None)
+        for member in report.members
+    )
     return msgspec.structs.replace(report, members=quiet)
