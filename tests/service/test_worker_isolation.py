@@ -20,6 +20,7 @@ from fluxmesh.outcome import End
 from fluxmesh.resources import ResourceRegistry
 from fluxmesh.task import define
 from fluxmesh.worker.config import WorkerEnd
+from fluxmesh.worker.isolated.call import IsolatedCall
 from fluxmesh.worker.isolated.process import BodyProcess
 from fluxmesh.worker.isolated.source import BodySource
 from fluxmesh.worker.ledger import LedgerReader, make_ledger_file
@@ -724,3 +725,24 @@ async def test_a_job_that_waits_for_its_process_can_be_cancelled(
     assert job.status is Status.CANCELLED
     ended = [event.outcome for event in shop.witness.all(JobEnded, job_id=job_id)]
     assert ended[-1] in (Outcome.CANCELLED, Outcome.INTERRUPTED)
+
+
+@workshop()
+async def test_a_body_that_meets_its_process_too_late_does_not_begin(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a worker's processes were stopped while the job was in the pipe: it may be another's by now."""
+    begin, late = IsolatedCall.begin, list[str]()
+
+    def begun_late(self: IsolatedCall, *given: Any) -> None:
+        if not late:
+            late.append(self.job.id)
+            self.begin_by_s = shop.clock.mono_s() - 1.0
+        begin(self, *given)
+
+    monkeypatch.setattr(IsolatedCall, "begin", begun_late)
+    equip(shop)
+    await shop.worker()
+    job = await shop.ended(await shop.put("tells"))
+    assert late == [job.id]
+    assert (job.status, job.attempts, job.crashes, job.interruptions) == (Status.COMPLETED, 1, 0, 1)

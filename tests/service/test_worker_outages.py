@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from fluxmesh.context import Context
 from fluxmesh.job import Outcome, Status
@@ -390,3 +391,60 @@ async def test_an_outage_is_warned_of_once_by_whoever_stores_progress(shop: Work
         assert len(tap.found("progress not stored", level="warning")) == 1
     gate.set()
     await shop.ended(job_id)
+
+
+class Losing(Line):
+    """Beats that tell of lost jobs; `heard` is set when the one after such a beat begins."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        self.losing: list[str] = []
+        self.told = threading.Event()
+        self.heard = threading.Event()
+
+    def _faulty(self, verb: str, real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        faulty = super()._faulty(verb, real)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if verb == "beat" and self.told.is_set():
+                self.heard.set()
+            answer = await faulty(*args, **kwargs)
+            if verb == "beat" and self.losing:
+                answer = structs.replace(answer, lost=tuple(self.losing))
+                self.told.set()
+            return answer
+
+        return call
+
+
+@workshop()
+async def test_a_beat_that_renews_the_lease_lets_no_body_of_a_lost_job_begin(shop: Workshop) -> None:
+    """In a process that was stopped the lease may be renewed before the loop hears what is lost."""
+    begun: list[str] = []
+    beats: list[Losing] = []
+
+    async def opened(inline: bool) -> Storage:
+        storage = await shop._open_for_worker(inline)
+        if not inline:
+            return storage
+        beats.append(Losing(storage))
+        return beats[0].as_storage()
+
+    @shop.task("stands")
+    async def stands() -> None:
+        beats[0].losing.append(lost_id)
+        worker._beater.nudge()
+        assert beats[0].told.wait(5)
+        worker._beater.nudge()
+        assert beats[0].heard.wait(5)
+        beats[0].losing.clear()
+
+    @shop.task("lost")
+    async def lost() -> None:
+        begun.append("lost")
+
+    standing_id, lost_id = await shop.put("stands"), await shop.put("lost")
+    worker = await shop.worker(open_storage=opened, concurrency=2)
+    job = await shop.ended(standing_id)
+    assert (job.status, job.error) == (Status.COMPLETED, None)
+    assert begun == []

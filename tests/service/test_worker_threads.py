@@ -280,3 +280,50 @@ def test_a_late_interruption_of_the_pools_own_code_is_swallowed(
 
     asyncio.run(scenario())
     assert strays == []
+
+
+@pytest.mark.parametrize("how", ["asked on the thread", "taken away before"])
+def test_a_body_that_may_not_begin_any_more_is_refused_on_its_thread(how: str) -> None:
+    begun: list[int] = []
+
+    async def scenario() -> ThreadCall:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[ThreadCall] = loop.create_future()
+        call = ThreadCall(
+            lambda: begun.append(1),
+            [],
+            {},
+            contextvars.copy_context(),
+            ended.set_result,
+            may_enter=lambda: how != "asked on the thread",
+        )
+        if how == "taken away before":
+            call.withdraw()
+        ThreadPool(loop, "test").submit(call)
+        async with asyncio.timeout(LIMIT_S):
+            return await ended
+
+    call = asyncio.run(scenario())
+    assert (call.refused, call.phase, begun) == (True, Phase.LEFT, [])
+
+
+def test_a_job_that_is_lost_while_its_body_runs_is_not_refused() -> None:
+    async def scenario() -> ThreadCall:
+        loop = asyncio.get_running_loop()
+        entered, over = threading.Event(), threading.Event()
+
+        def body() -> str:
+            entered.set()
+            assert over.wait(LIMIT_S)
+            return "done"
+
+        call, ended = call_of(body)
+        ThreadPool(loop, "test").submit(call)
+        assert await asyncio.to_thread(entered.wait, LIMIT_S)
+        call.withdraw()
+        over.set()
+        async with asyncio.timeout(LIMIT_S):
+            return await ended
+
+    call = asyncio.run(scenario())
+    assert (call.refused, call.value, call.error) == (False, "done", None)

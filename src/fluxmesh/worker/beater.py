@@ -240,21 +240,18 @@ class Beater:
             self._failures = 0
         self._on_told(view)
         self._skew.look(sent_at_us, self._clock.wall_us(), answer.now_us)
+        report = _reported(answer, owned)
+        # First: the lease that is renewed is no longer theirs, and the loop may enter a body before it hears
+        # of the report.
+        self._table.withdraw(report.lost)
         if answer.standing is Standing.GOOD:
             self._lease.renewed(sent_s)
             if self._ledger is not None:
                 self._ledger.beat(sent_s)
-        self._report(answer, owned)
+        self._pass_on(report)
         return sent_s + self._beat_s
 
-    def _report(self, answer: BeatAnswer, owned: list[Owned]) -> None:
-        tokens = {item.id: item for item in owned} if answer.lost or answer.cancelled else {}
-        report = BeatReport(
-            answer.standing,
-            tuple(tokens[job_id] for job_id in answer.lost if job_id in tokens),
-            tuple(tokens[job_id] for job_id in answer.cancelled if job_id in tokens),
-            answer.command,
-        )
+    def _pass_on(self, report: BeatReport) -> None:
         last, self._last = self._last, report
         if report.lost or report != (last or BeatReport(Standing.GOOD, (), (), None)):
             self._tell(self._on_report, report)
@@ -286,3 +283,13 @@ class Beater:
         except FluxMeshError as error:
             _log.warning("storage does not answer", verb="progress", error=str(error))
         stored.set()
+
+
+def _reported(answer: BeatAnswer, owned: list[Owned]) -> BeatReport:
+    tokens = {item.id: item for item in owned} if answer.lost or answer.cancelled else {}
+    return BeatReport(
+        answer.standing,
+        tuple(tokens[job_id] for job_id in answer.lost if job_id in tokens),
+        tuple(tokens[job_id] for job_id in answer.cancelled if job_id in tokens),
+        answer.command,
+    )

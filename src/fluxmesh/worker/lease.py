@@ -23,6 +23,11 @@ class Lease:
         """A beat (or the registration) sent at this monotonic instant was good."""
         self._until_s = sent_s + self._trusted_s
 
+    @property
+    def until_s(self) -> float:
+        """The monotonic instant, which every process of this machine reads alike."""
+        return self._until_s
+
     def holds(self) -> bool:
         """True: jobs may be claimed and begun."""
         return self._clock.mono_s() < self._until_s

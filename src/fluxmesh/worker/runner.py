@@ -266,8 +266,9 @@ class Runner:
     def _may_send(self, call: IsolatedCall) -> bool:
         """A process is free for this body: its time counts from now. False: it must not begin any more."""
         run = call.run
-        if not self._lease.holds():
+        if run.withdrawn or not self._lease.holds():
             return False
+        call.begin_by_s = self._lease.until_s
         if not run.timed_out:
             self._count_anew(run)
         return True
@@ -288,13 +289,16 @@ class Runner:
             context,
             partial(self._thread_ended, run),
             self._table.mark_of_leaving(run),
+            self._lease.holds,
         )
         if self._observer is not None:
             self._observer(JobStarted(run.job.id, run.job.task, run.job.token))
         self._pool.submit(run.handle)
 
     def _thread_ended(self, run: Run, call: ThreadCall) -> None:
-        if call.error is None:
+        if call.refused and not run.cancelled:
+            self._give_back(run, "never entered")
+        elif call.error is None:
             self._returned(run, call.value)
         else:
             self._raised(run, call.error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -211,6 +211,18 @@ class RunTable:
                 run.withdrawn = True
                 taken.append(Owned(run.job.id, run.job.token))
         return taken
+
+    def withdraw(self, lost: Iterable[Owned]) -> None:
+        """These are another's by now: none of their bodies is entered any more. What has begun is for the
+        loop to stop."""
+        for item in lost:
+            run = self.runs.get(item.id)
+            if run is None or run.job.token != item.token:
+                continue
+            if self._waiting.pop(item.id, None) is run:
+                run.withdrawn = True
+            elif isinstance(run.handle, ThreadCall):
+                run.handle.withdraw()
 
     def name_of(self, job_id: str) -> str:
         """The task of a job at hand, for messages."""

@@ -44,7 +44,9 @@ class Phase(IntEnum):
 class ThreadCall:
     """One body on a thread. After LEFT, `error` is what it raised; None: it returned `value`. `on_left` is
     called on the thread when the body has ended, perhaps more than once, and must be quick; `on_end` on the
-    loop, when that turns."""
+    loop, when that turns. `may_enter` is asked on the thread in the moment in which the body would begin: a
+    process that was stopped before may wake up in a world where the job is another's. `refused`: it never
+    began."""
 
     __slots__ = (
         "_args",
@@ -53,12 +55,14 @@ class ThreadCall:
         "_ident",
         "_kwargs",
         "_lock",
+        "_may_enter",
         "_on_left",
         "_sent",
         "abandoned",
         "error",
         "on_end",
         "phase",
+        "refused",
         "value",
     )
 
@@ -70,6 +74,7 @@ class ThreadCall:
         context: contextvars.Context,
         on_end: Callable[[ThreadCall], None],
         on_left: Callable[[], None] | None = None,
+        may_enter: Callable[[], bool] | None = None,
     ) -> None:
         self._function = function
         self._args = args
@@ -78,7 +83,9 @@ class ThreadCall:
         self._lock = threading.Lock()
         self._ident = 0
         self._on_left = on_left
+        self._may_enter = may_enter
         self._sent: set[Interruption] = set()
+        self.refused = False
         self.on_end = on_end
         self.abandoned = False  # its thread was replaced and ends with it
         self.phase = Phase.QUEUED
@@ -95,6 +102,11 @@ class ThreadCall:
             if self.phase is Phase.ENTERED:
                 _set_async_exc(ctypes.c_ulong(self._ident), ctypes.py_object(kind))
             return True
+
+    def withdraw(self) -> None:
+        """The job is another's: a body not entered yet never is. Any thread."""
+        with self._lock:
+            self.refused = self.refused or self.phase is Phase.QUEUED
 
     def abandon(self) -> bool:
         """Give the thread up along with the body. False: the body has ended."""
@@ -125,6 +137,9 @@ class ThreadCall:
             with self._lock:
                 if self._sent:
                     return  # interrupted before it began
+                if self.refused or not (self._may_enter is None or self._may_enter()):
+                    self.refused = True
+                    return
                 self._ident = threading.get_ident()
                 self.phase = Phase.ENTERED
             self.value = self._context.run(self._function, *self._args, **self._kwargs)

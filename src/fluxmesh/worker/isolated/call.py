@@ -39,6 +39,7 @@ class IsolatedCall:
         "_process",
         "_scales",
         "_sent",
+        "begin_by_s",
         "ended",
         "gone_by",
         "job",
@@ -54,6 +55,7 @@ class IsolatedCall:
         self.run = run
         self.job = job
         self.token = job.token
+        self.begin_by_s: float | None = None  # of the monotonic clock: later it may be another's
         self.gone_by = float("inf")  # of the loop's clock: by when a killed process must be gone
         self._loop = loop
         self._grace_s = hard_grace_s
@@ -72,12 +74,10 @@ class IsolatedCall:
         self._process = process
         self._on_doubt = on_doubt
         limit_mb = self.run.plan.memory_limit_mb
-        if limit_mb is None:
-            process.run(self, Start(self.job))
-        elif process.rss_bytes() is None:
-            process.run(self, Start(self.job, limit_mb * MB))
-        else:
-            process.run(self, Start(self.job))
+        watched = limit_mb is None or process.rss_bytes() is not None
+        bound = None if watched else (limit_mb or 0) * MB
+        process.run(self, Start(self.job, bound, self.begin_by_s))
+        if limit_mb is not None and watched:
             self._scales = self._loop.call_later(WEIGH_S, self._weigh, limit_mb)
 
     def forgo(self, delay_s: float | None = None) -> None:

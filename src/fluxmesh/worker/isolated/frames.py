@@ -33,10 +33,12 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class Start(Struct, frozen=True, tag=True):
-    """Run this job. `address_space_bytes`: a bound that the process sets itself, where nobody can watch."""
+    """Run this job. `address_space_bytes`: a bound that the process sets itself, where nobody can watch.
+    `begin_by_s`: the monotonic instant, the same in every process, after which it may be another's."""
 
     job: ClaimedJob
     address_space_bytes: int | None = None
+    begin_by_s: float | None = None
 
 
 class Stop(Struct, frozen=True, tag=True):

@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from fluxmesh.callshape import left_open
+from fluxmesh.clock import system_clock
 from fluxmesh.codec import decode_options, decode_payload
 from fluxmesh.config import Settings
 from fluxmesh.context import Context, current_run
@@ -91,6 +92,7 @@ class Bodies:
 
     def __init__(self, sock: socket.socket, hello: Hello, registry: TaskRegistry) -> None:
         self._pid = os.getpid()
+        self._clock = system_clock()
         self._settings = hello.settings
         self._registry = registry
         self._loop = asyncio.new_event_loop()
@@ -122,6 +124,10 @@ class Bodies:
     # -- one job -------------------------------------------------------------------------------------------
     def _run(self, start: Start) -> None:
         job = start.job
+        if start.begin_by_s is not None and self._clock.mono_s() > start.begin_by_s:
+            # All processes were stopped together, perhaps.
+            self._control.finish(Ended(job.token, End(Outcome.INTERRUPTED)))
+            return
         context = Context(job, decode_options(job.options), self._control.notify)
         self._control.admit(context)
         with _bounded(start.address_space_bytes):
