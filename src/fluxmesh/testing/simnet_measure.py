@@ -95,7 +95,8 @@ def measure(
     ramp = max(2 * S, n * S // 50)
     for spec in specs:
         net.push(net.chance(ramp), _begin, net, spec)
-    net.run(ramp + SETTLE_NS)
+    # After a start together everybody greets everybody, `gossip_fanout` at each tick of gossip.
+    net.run(ramp + SETTLE_NS + n * timing.gossip_ns // timing.gossip_fanout)
     net.network.loss = loss
     packets, sent_bytes = _steady(net)
     if n <= SMALL:

@@ -174,8 +174,8 @@ def strange_views(net: Simnet) -> str:
     """What nodes of a calm mesh ought to know of each other beyond who is there: particulars, a place in the
     ring. Loads are hints: the larger the mesh, the more of them are too old to say anything."""
     living = members(net)
-    # A member that has come back has its place when it has answered a probe, of which a round holds one, and
-    # a node that was slow makes its rounds slowly for a while.
+    # A member that has come back has its place when it has answered a probe, of which a round has one, and a
+    # node that was slow makes its rounds slowly for a while.
     calm_ns = ROUNDS_TO_A_PLACE * len(living) * net.timing.period_ns
     for node in living:
         for view in node.core.members(node.now):
