@@ -26,6 +26,7 @@ STARTS_WITHIN_NS: Final = 2 * S
 CONVERGES_WITHIN_NS: Final = 90 * S
 SETTLE_NS: Final = 6 * S  # what the last faults began: a probe of a slow observer takes up to 8 periods
 QUIET_NS: Final = 4 * S
+ROUNDS_TO_A_PLACE: Final = 3
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -173,6 +174,9 @@ def strange_views(net: Simnet) -> str:
     """What nodes of a calm mesh ought to know of each other beyond who is there: particulars, a place in the
     ring. Loads are hints: the larger the mesh, the more of them are too old to say anything."""
     living = members(net)
+    # A member that has come back has its place when it has answered a probe, of which a round has one, and a
+    # node that was slow makes its rounds slowly for a while.
+    calm_ns = ROUNDS_TO_A_PLACE * len(living) * net.timing.period_ns
     for node in living:
         for view in node.core.members(node.now):
             name = view.record.worker_id
@@ -181,7 +185,7 @@ def strange_views(net: Simnet) -> str:
                 continue
             if view.meta != subject.spec.meta:
                 return f"{node.name} has not the particulars of {name}"
-            if not view.answered or not view.eligible:
+            if node.now - view.since_ns > calm_ns and not (view.answered and view.eligible):
                 return f"{name} has no place in the ring of {node.name}"
     return ""
 
