@@ -14,34 +14,31 @@ fi
 
 logs=$(mktemp -d)
 lanes=
+number=0
+show() { # what each lane came to, in the order in which they were begun
+    for lane in $lanes; do
+        wait "${lane%:*}" || failed=1
+        cat "$logs/${lane#*:}"
+    done
+    lanes=
+}
 stop() {
     for lane in $lanes; do
-        kill "$lane" 2>/dev/null
+        kill "${lane%:*}" 2>/dev/null
     done
-    for lane in $lanes; do
-        wait "$lane"
-        cat "$logs/$lane"
-    done
+    show
     rm -rf "$logs"
 }
+failed=0
 trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 begin() { # a lane
-    # The process that a signal must reach is pytest itself; its log is named when its pid is known.
-    .venv/bin/python -m pytest -m "not slow" -p no:cacheprovider "$@" >"$logs/next" 2>&1 &
-    mv "$logs/next" "$logs/$!"
-    lanes="$lanes $!"
-}
-
-failed=0
-end() { # a stage: all of its lanes
-    for lane in $lanes; do
-        wait "$lane" || failed=1
-        cat "$logs/$lane"
-    done
-    lanes=
+    number=$((number + 1))
+    # The process that a signal must reach is pytest itself.
+    .venv/bin/python -m pytest -m "not slow" -p no:cacheprovider "$@" >"$logs/$number" 2>&1 &
+    lanes="$lanes $!:$number"
 }
 
 # ignoring PATH... : the rest of the suite
@@ -62,11 +59,11 @@ deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_ke
 {
     begin $quick
     begin tests $(ignoring $quick $timed)
-    end
+    show
 
     begin $deaths
     begin tests/mesh
     begin tests/cases tests/chaos $(ignoring $deaths)
-    end
+    show
 }
 [ "$failed" = 0 ]
