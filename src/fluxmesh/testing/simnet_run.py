@@ -122,7 +122,7 @@ def _play(net: Simnet, plan: Plan, watch: Rules) -> int:
     difference = unlike(net)
     if difference:
         raise Violation("convergence", f"tables were the same and are not any more: {difference}")
-    unready = strange_views(net)
+    unready = strange_views(net, places=plan.severity is not Severity.HARSH)
     if unready:
         raise Violation("views", f"{(net.now - healed_at) / S:.0f} s after the last fault: {unready}")
     if net.now - watch.last_news_ns < QUIET_NS // 4:
@@ -170,12 +170,12 @@ def unlike(net: Simnet) -> str:
     return ""
 
 
-def strange_views(net: Simnet) -> str:
+def strange_views(net: Simnet, *, places: bool) -> str:
     """What nodes of a calm mesh ought to know of each other beyond who is there: particulars, a place in the
     ring. Loads are hints: the larger the mesh, the more of them are too old to say anything."""
     living = members(net)
-    # A member that has come back has its place when it has answered a probe, of which a round has one, and a
-    # node that was slow makes its rounds slowly for a while.
+    # A member that has come back has its place when it has answered a probe, of which a round has one. After
+    # harsh faults rounds are slow for a while, up to eight times: nothing is asked for then.
     calm_ns = ROUNDS_TO_A_PLACE * len(living) * net.timing.period_ns
     for node in living:
         for view in node.core.members(node.now):
@@ -185,7 +185,8 @@ def strange_views(net: Simnet) -> str:
                 continue
             if view.meta != subject.spec.meta:
                 return f"{node.name} has not the particulars of {name}"
-            if node.now - view.since_ns > calm_ns and not (view.answered and view.eligible):
+            calm = places and node.now - view.since_ns > calm_ns
+            if calm and not (view.answered and view.eligible):
                 return f"{name} has no place in the ring of {node.name}"
     return ""
 
