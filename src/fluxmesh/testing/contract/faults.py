@@ -410,6 +410,7 @@ VERBS: dict[str, Callable[[Storage], Awaitable[object]]] = {
     "queue_stats": lambda storage: storage.queue_stats(),
     "dlq_groups": lambda storage: storage.dlq_groups(1),
     "fleet": lambda storage: storage.fleet(),
+    "mesh_views": lambda storage: storage.mesh_views(),
     "publish": lambda storage: storage.publish(Event("jobs")),
     "subscribe": lambda storage: listen(storage),
 }
