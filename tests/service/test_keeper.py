@@ -58,7 +58,7 @@ def keepers_of(pid: int) -> list[int]:
 
 
 def descriptors() -> int:
-    """Open ones, but for those of a database: its log is moved, and its connections are opened, when that is due."""
+    """Open ones, but for those of a database: its connections are opened when they are needed."""
     found = 0
     for one in Path("/proc/self/fd").iterdir():
         try:
