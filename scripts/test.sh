@@ -62,8 +62,8 @@ deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_ke
     show
 
     begin $deaths
-    begin tests/mesh
-    begin tests/cases tests/chaos $(ignoring $deaths)
+    begin tests/mesh tests/chaos
+    begin tests/cases $(ignoring $deaths)
     show
 }
 [ "$failed" = 0 ]
