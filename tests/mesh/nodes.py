@@ -10,7 +10,7 @@ from typing import Any
 
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit
-from fluxmesh.mesh.messages import Address, Flag, Meta, Standing
+from fluxmesh.mesh.messages import Address, Flag, Meta, Record, Standing
 from fluxmesh.mesh.names import Lookup, look_up
 from fluxmesh.mesh.node import MeshNode
 from fluxmesh.mesh.options import MeshWorker
@@ -69,7 +69,7 @@ class Host:
         queues: tuple[str, ...] = ("default",),
         lookup: Lookup = look_up,
         weather: Weather | None = None,
-        on_fenced: Callable[[], None] = lambda: None,
+        on_fenced: Callable[[Record], None] = lambda _: None,
         **options: Any,
     ) -> None:
         self.worker_id = worker_id

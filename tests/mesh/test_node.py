@@ -135,13 +135,15 @@ def test_d16_the_same_id_on_another_port_is_accepted_at_once_under_its_higher_ep
 def test_of_two_live_holders_of_an_id_the_older_run_is_fenced_and_falls_silent() -> None:
     fenced = threading.Event()
     one = Host("one")
-    older = Host("twin", seeds=[one.seed], on_fenced=fenced.set)
+    older = Host("twin", seeds=[one.seed], on_fenced=lambda _: fenced.set())
     newer = Host("twin", seeds=[one.seed])
     with hosts(one, older):
         eventually(lambda: one.sees(older))
         with hosts(newer):
             assert fenced.wait(10)
             assert "mesh fenced" in older.told.words()
+            eventually(lambda: not older.node.running)
+            assert older.node.members() == ()
             eventually(lambda: one.sees(newer))
             assert newer.standing_of("one") is Standing.ALIVE
             assert "fenced" not in newer.told.kinds()

@@ -19,7 +19,7 @@ from fluxmesh.errors import FluxMeshError
 from fluxmesh.mesh.carrier import Carrier, Tell
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
-from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef
+from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef, Record
 from fluxmesh.mesh.names import Lookup, Names, look_up
 from fluxmesh.mesh.options import DEFAULT_PORT, MeshWorker
 from fluxmesh.mesh.ports import Ports
@@ -63,6 +63,7 @@ _TOLD: Final[dict[str, tuple[str, str]]] = {
     "meta": ("debug", "member described itself"),
     "surge": ("debug", "peer has surplus"),
 }
+_NOTHING: Final = Snapshot(0, (), (), frozenset(), {}, 0)
 _QUIET: Final = frozenset({"meta", "surge", "forgotten", "probe_resolved"})  # no reason to look anew at once
 
 
@@ -70,8 +71,9 @@ class MeshNode:
     """One node. `start` once, `leave` as often as you like, everything else at any time and from any thread.
 
     `ports` are bound already and belong to the node from `start` on. `on_fenced` is called on the node's
-    thread when another holder of the id has a higher epoch; `on_event` hears of every event there, and
-    must be quick.
+    thread when somebody says that a run of this id with a higher epoch is there, with that claim: the node
+    then ends by itself, whoever was right, and knows no members any more. `on_event` hears of every event
+    there, and must be quick.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class MeshNode:
         meta: Meta,
         label: str,
         tell: Tell,
-        on_fenced: Callable[[], None] = lambda: None,
+        on_fenced: Callable[[Record], None] = lambda _: None,
         on_event: Callable[[Emit], None] | None = None,
         lookup: Lookup = look_up,
         weather: Weather | None = None,
@@ -113,7 +115,8 @@ class MeshNode:
         self._load = Load(worker_id, epoch, 0, capacity=meta.capacity)
         self._posted = False
         self._roster = Roster(self._me, meta)
-        self._snapshot = Snapshot(0, (), (), frozenset(), {}, 0)
+        self._snapshot = _NOTHING
+        self._is_fenced = False
         self._core_counts: dict[str, int] = {}
         self._report_sent: bytes | None = None
         self._report_told: NodeReport | None = None
@@ -351,6 +354,8 @@ class MeshNode:
             if self._look is not None:
                 self._look.cancel()
             self._core_counts = carrier.counters()
+            if self._is_fenced:
+                self._snapshot = _NOTHING
             await carrier.close()
 
     def _begin_leave(self) -> None:
@@ -378,9 +383,11 @@ class MeshNode:
             self._tell(level, words, _fields_of(event))
         if event.kind == "gone":
             self._gone.set()
-        elif event.kind == "fenced":
-            self._tell("error", "mesh fenced", _fields_of(event))
-            self._on_fenced()
+        elif event.kind == "fenced" and event.record is not None:
+            self._is_fenced = True
+            self._gone.set()  # in whose name could it speak now?
+            self._tell("warning", "mesh fenced", _fields_of(event))
+            self._on_fenced(event.record)
         if self._listener is not None:
             self._listener(event)
         if event.kind not in _QUIET:
