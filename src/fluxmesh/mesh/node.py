@@ -114,6 +114,7 @@ class MeshNode:
         self._silenced = False
         self._load = Load(worker_id, epoch, 0, capacity=meta.capacity)
         self._posted = False
+        self._published = False
         self._roster = Roster(self._me, meta)
         self._snapshot = _NOTHING
         self._is_fenced = False
@@ -145,6 +146,15 @@ class MeshNode:
             raise FluxMeshError(
                 f"the node of the mesh did not start within {START_S:g} s", hint="is this machine overloaded?"
             ) from None
+        except Exception as error:
+            self._ports.close()
+            if isinstance(error, FluxMeshError):
+                raise
+            raise FluxMeshError(
+                f"the node of the mesh did not start: {str(error) or type(error).__name__}",
+                hint="it needs one thread and three open files more: look at `ulimit -n` and `ulimit -u`,"
+                " or start with mesh_optional",
+            ) from error
 
     def leave(self) -> None:
         """Say goodbye, wait until it has spread (at most 2 s, and answer for 1 s more), close everything.
@@ -205,6 +215,7 @@ class MeshNode:
             if load == self._load:
                 return
             self._load = load
+            self._published = True
             if self._posted:
                 return
             self._posted = True
@@ -346,6 +357,8 @@ class MeshNode:
                 },
             )
             carrier.command(Join())
+            if self._published:
+                self._take_load()  # told before there was anybody to hear it
             self._look_now()
             ready()
             if not self._silenced:

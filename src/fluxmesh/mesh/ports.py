@@ -16,7 +16,7 @@ _BACKLOG: Final = 128
 class Ports:
     """Both sockets, bound, the stream one listening; neither is passed on to child processes.
 
-    `receive_buffer_bytes` is what the kernel granted. `close` is for one who never gave them to a carrier."""
+    `receive_buffer_bytes` is what the kernel granted. `close` does no harm to what is closed already."""
 
     def __init__(self, udp: socket.socket, tcp: socket.socket) -> None:
         self.udp = udp

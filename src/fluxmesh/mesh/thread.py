@@ -33,7 +33,11 @@ class LoopThread:
 
     def start(self, timeout_s: float) -> None:
         """Raises TimeoutError, and whatever hinders the start."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the machine has no thread to spare
+            self._over.set()
+            raise
         self._ready.result(timeout_s)
 
     def post(self, call: Callable[..., None], *args: object) -> bool:
