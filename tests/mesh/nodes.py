@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -108,6 +109,11 @@ class Host:
             if view.record.worker_id == worker_id:
                 return Standing(view.record.standing)
         return None
+
+    def send(self, datagram: bytes) -> None:
+        """As a stranger."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(datagram, ("127.0.0.1", self.port))
 
     def sees(self, *others: Host) -> bool:
         """It holds every one of them for alive."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from fluxmesh.clock import system_clock
 from fluxmesh.errors import FluxMeshError
-from fluxmesh.mesh.carrier import Carrier, Tell
+from fluxmesh.mesh.carrier import Carrier
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
 from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef, Record
@@ -26,6 +26,7 @@ from fluxmesh.mesh.ports import Ports
 from fluxmesh.mesh.seal import SALT_BYTES
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.thread import LoopThread
+from fluxmesh.mesh.told import Bounded, Tell
 from fluxmesh.mesh.view import (
     NodeReport,
     Roster,
@@ -100,7 +101,8 @@ class MeshNode:
         self._me = NodeRef(worker_id, epoch)
         self._meta = meta
         self._label = label
-        self._tell = tell
+        self._lines = Bounded(tell, system_clock().mono_s)
+        self._tell = self._lines.tell
         self._on_fenced = on_fenced
         self._listener = on_event
         self._lookup = lookup
@@ -370,6 +372,7 @@ class MeshNode:
             if self._is_fenced:
                 self._snapshot = _NOTHING
             await carrier.close()
+            self._lines.end()
 
     def _begin_leave(self) -> None:
         if self._carrier is not None and not self._leaving:
@@ -423,6 +426,7 @@ class MeshNode:
         self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
         self._core_counts = self._carrier.counters()
         self._carrier.tell_refusals()
+        self._lines.look()
 
     def _step_failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A defect. It is told, and the node goes on with what comes next."""
