@@ -186,3 +186,13 @@ class TestPorts:
     def test_an_address_of_another_machine_cannot_be_bound(self) -> None:
         with pytest.raises(InvalidOption, match=r"198\.51\.100\.7 is no address of this machine"):
             bind_ports("198.51.100.7", free_port())
+
+
+def test_a_port_that_can_be_bound_and_not_listened_at_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listen(_sock: socket.socket, _backlog: int) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    port = free_port()
+    monkeypatch.setattr(socket.socket, "listen", listen)
+    with pytest.raises(InvalidOption, match=f"TCP port {port + 1} of 127.0.0.1 is taken"):
+        bind_ports("127.0.0.1", port)

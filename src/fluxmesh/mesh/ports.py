@@ -37,7 +37,6 @@ def bind_ports(host: str, port: int) -> Ports:
         udp = _bound(opened, family, socket.SOCK_DGRAM, host, port)
         udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         tcp = _bound(opened, family, socket.SOCK_STREAM, host, port + STREAM_PORT_ABOVE)
-        tcp.listen(_BACKLOG)
         return Ports(udp, tcp)
     except BaseException:
         for sock in opened:
@@ -59,6 +58,8 @@ def _bound(
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
         sock.bind((host, port))
+        if kind is socket.SOCK_STREAM:
+            sock.listen(_BACKLOG)
         return sock
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
