@@ -207,7 +207,8 @@ class Meshing:
             claimed_from=f"{claim.host}:{claim.port}",
             again_in_s=self._pause_s,
             hint="storage knows no newer run of this worker: if it was made anew, start all workers of the"
-            " mesh anew; if not, somebody speaks in its name: see who is at that address, and change the key",
+            " mesh anew; if not, somebody speaks in its name: look who is at that address, and give all"
+            " workers a new key",
         )
         self._rejoin_later()
 
