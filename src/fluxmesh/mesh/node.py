@@ -48,6 +48,7 @@ REPORT_AGAIN_S: Final = (
     60.0  # an unchanged report is repeated: storage may have lost it with the worker's row
 )
 REPORT_MEMBERS: Final = 50  # of more members reports are rarer in proportion: all send one of that size
+_NOTHING: Final = Snapshot(0, (), (), frozenset(), {}, 0)
 
 # Event of the core -> level, words of the log.
 _TOLD: Final[dict[str, tuple[str, str]]] = {
@@ -64,7 +65,6 @@ _TOLD: Final[dict[str, tuple[str, str]]] = {
     "meta": ("debug", "member described itself"),
     "surge": ("debug", "peer has surplus"),
 }
-_NOTHING: Final = Snapshot(0, (), (), frozenset(), {}, 0)
 _QUIET: Final = frozenset({"meta", "surge", "forgotten", "probe_resolved"})  # no reason to look anew at once
 
 
