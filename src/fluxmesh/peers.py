@@ -16,6 +16,7 @@ from fluxmesh.mesh.ring import SLOTS, Ring, slot_of
 from fluxmesh.mesh.view import MemberReport, decode_report
 from fluxmesh.storage.base import Storage
 
+POINTS_MOST: Final = 1_000  # of the option; options.py would bring the ciphers with it
 SEEN: Final = frozenset({"ready", "draining", "retiring", "silent"})  # its lease has not lapsed
 
 
@@ -122,14 +123,18 @@ def _queues(seen: Iterable[Observation]) -> list[str]:
 def _by_member_set(
     seen: Iterable[Observation], queue: str
 ) -> dict[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """Each set of members with their points that somebody sees on the ring, and who that is."""
+    """Each set of members with their points that somebody sees on the ring, and who that is. A number of
+    points that no worker can have is nobody's: a ring of them would be computed for ever."""
     sets: dict[tuple[tuple[str, int], ...], tuple[str, ...]] = {}
     for one in seen:
         members = tuple(
             sorted(
                 (member.worker_id, member.virtual_nodes)
                 for member in one.members
-                if member.in_ring and queue in member.queues and member.virtual_nodes
+                if member.in_ring
+                and queue in member.queues
+                and member.virtual_nodes is not None
+                and 1 <= member.virtual_nodes <= POINTS_MOST
             )
         )
         if members:

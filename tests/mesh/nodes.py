@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit
-from fluxmesh.mesh.messages import Address, Flag, Meta, Standing
+from fluxmesh.mesh.messages import Address, Flag, Meta, Record, Standing
 from fluxmesh.mesh.names import Lookup, look_up
 from fluxmesh.mesh.node import MeshNode
 from fluxmesh.mesh.options import MeshWorker
@@ -69,7 +70,7 @@ class Host:
         queues: tuple[str, ...] = ("default",),
         lookup: Lookup = look_up,
         weather: Weather | None = None,
-        on_fenced: Callable[[], None] = lambda: None,
+        on_fenced: Callable[[Record], None] = lambda _: None,
         **options: Any,
     ) -> None:
         self.worker_id = worker_id
@@ -108,6 +109,11 @@ class Host:
             if view.record.worker_id == worker_id:
                 return Standing(view.record.standing)
         return None
+
+    def send(self, datagram: bytes) -> None:
+        """As a stranger."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(datagram, ("127.0.0.1", self.port))
 
     def sees(self, *others: Host) -> bool:
         """It holds every one of them for alive."""

@@ -77,7 +77,7 @@ def main(orders: Orders) -> None:
         meta=Meta(("default",), (0, 1, 2, 3), 8),
         label=orders.label,
         tell=lambda level, word, fields: say(level=level, word=word, fields=fields),
-        on_fenced=lambda: say(fenced=True),
+        on_fenced=lambda _: say(fenced=True),
         on_event=hear,
         lookup=lookup,
         weather=weather,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fluxmesh.mesh.carrier import Carrier
-from fluxmesh.mesh.effects import Effect, Emit, Join, Timer
+from fluxmesh.mesh.effects import Arm, Effect, Emit, Join, Timer
 from fluxmesh.mesh.messages import Address, Meta, NodeRef, Standing
 from fluxmesh.mesh.names import Names
 from fluxmesh.mesh.options import MeshWorker
@@ -113,6 +113,30 @@ def test_d20_after_a_stall_the_socket_is_read_first_then_the_core_is_told_then_t
             assert "mesh stood still" in one.told
             await asyncio.sleep(1.0)
             assert not [event for each in (one, two) for event in each.events if event.kind == "dead"]
+
+    run(main())
+
+
+def test_timers_that_take_long_are_fired_for_a_bounded_time() -> None:
+    async def main() -> None:
+        one = Carried("one")
+        await one.carrier.start()
+        fired: list[float] = []
+
+        def slowly(_timer: Timer, _now: int) -> list[Effect]:
+            time.sleep(0.005)
+            fired.append(time.monotonic())
+            return []
+
+        one.core.on_timer = slowly  # type: ignore[method-assign]
+        now_ns = one.carrier.now_ns()
+        one.carrier._carry([Arm(("gossip", number), now_ns) for number in range(100)])
+        between = 0
+        while len(fired) < 100:
+            await asyncio.sleep(0)
+            between += 1
+        assert between > 5
+        await one.carrier.close()
 
     run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import time
 
 import pytest
 
@@ -60,6 +61,40 @@ def test_what_is_sent_is_heard_with_its_source() -> None:
         assert (two.datagrams.received, two.datagrams.received_bytes) == (1, 5)
         one.datagrams.close()
         two.datagrams.close()
+
+    run(main())
+
+
+def test_d20_a_flood_of_packets_that_take_long_is_read_for_a_bounded_time() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        one, sock = Ear(bound()), bound()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        heard: list[float] = []
+
+        def slowly(_source: Address, _data: bytes) -> None:
+            time.sleep(0.002)
+            heard.append(loop.time())
+
+        datagrams = Datagrams(sock, loop, slowly, lambda _: None)
+        for number in range(300):
+            one.datagrams.send(Address(*sock.getsockname()[:2]), b"%d" % number)
+        began_s = loop.time()
+        assert 1 <= datagrams.drain() < 300
+        assert loop.time() - began_s < 0.2
+        fired: list[float] = []
+
+        def timer() -> None:
+            fired.append(loop.time())
+            if len(heard) < 300:
+                loop.call_later(0.001, timer)
+
+        datagrams.start()
+        timer()
+        await until(lambda: len(heard) == 300)
+        assert len(fired) > 3  # between, not after
+        datagrams.close()
+        one.datagrams.close()
 
     run(main())
 
@@ -151,3 +186,13 @@ class TestPorts:
     def test_an_address_of_another_machine_cannot_be_bound(self) -> None:
         with pytest.raises(InvalidOption, match=r"198\.51\.100\.7 is no address of this machine"):
             bind_ports("198.51.100.7", free_port())
+
+
+def test_a_port_that_can_be_bound_and_not_listened_at_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listen(_sock: socket.socket, _backlog: int) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    port = free_port()
+    monkeypatch.setattr(socket.socket, "listen", listen)
+    with pytest.raises(InvalidOption, match=f"TCP port {port + 1} of 127.0.0.1 is taken"):
+        bind_ports("127.0.0.1", port)

@@ -72,6 +72,36 @@ def test_a_name_service_that_hangs_holds_up_nothing_and_gets_one_question_a_name
     run(main())
 
 
+def test_a_name_whose_lookup_raises_something_unforeseen_is_asked_for_again() -> None:
+    asked = []
+
+    def lookup(host: str) -> Sequence[str]:
+        asked.append(host)
+        if len(asked) == 1:
+            raise ValueError("embedded null character")
+        return ["10.0.0.1"]
+
+    async def main() -> None:
+        names = Names(lookup)
+        assert [(await names.addresses(["a"]))["a"] for _ in range(2)] == [[], ["10.0.0.1"]]
+
+    run(main(), 3)
+
+
+def test_a_name_for_which_no_thread_could_be_had_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_to_spare(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        names = Names(lambda _: ["10.0.0.1"])
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", none_to_spare)
+            assert (await names.addresses(["a"]))["a"] == []
+        assert (await names.addresses(["a"]))["a"] == ["10.0.0.1"]
+
+    run(main(), 3)
+
+
 def test_the_systems_own_lookup_knows_localhost_once_a_family() -> None:
     found = look_up("localhost")
     assert "127.0.0.1" in found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
 import threading
 import time
@@ -10,9 +12,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from fluxmesh.errors import FluxMeshError
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.messages import PROTOCOL, Flag, NodeRef, Packet, Ping, Standing
 from fluxmesh.mesh.options import keygen
+from fluxmesh.mesh.ports import bind_ports
 from fluxmesh.mesh.seal import Plain
 from fluxmesh.mesh.view import decode_report
 from fluxmesh.mesh.wire import encode_packet
@@ -118,6 +122,48 @@ def test_a_node_may_be_told_to_go_at_any_instant_of_its_start(delay_s: float) ->
         sock.bind(("127.0.0.1", one.port))
 
 
+def test_a_load_that_was_told_before_the_start_is_heard_by_others() -> None:
+    one = Host("one")
+    two = Host("two", seeds=[one.seed])
+    two.node.publish(queued=0, running=3, flags=READY)
+    with hosts(one):
+        try:
+            two.node.start()
+            two.node.publish(queued=0, running=3, flags=READY)  # nothing new
+            eventually(lambda: [v.load.running for v in one.node.members() if v.load] == [3])
+            eventually(lambda: two.node.snapshot.in_ring == one.node.snapshot.in_ring == {"one", "two"})
+        finally:
+            two.node.close_now()
+
+
+@pytest.mark.parametrize("lacking", ["thread", "loop", "server"])
+def test_a_start_for_which_this_machine_lacks_something_says_so_and_leaves_the_ports_free(
+    monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def no_loop() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def no_server(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    one = Host("one")
+    with monkeypatch.context() as short:
+        if lacking == "thread":
+            short.setattr(threading.Thread, "start", no_thread)
+        elif lacking == "loop":
+            short.setattr(asyncio, "new_event_loop", no_loop)
+        else:
+            short.setattr(asyncio, "start_server", no_server)
+        with pytest.raises(FluxMeshError, match=r"(?s)did not start: .*ulimit -n"):
+            one.node.start()
+    assert not one.node.running
+    one.node.leave()
+    bind_ports("127.0.0.1", one.port).close()
+
+
 def test_d16_the_same_id_on_another_port_is_accepted_at_once_under_its_higher_epoch() -> None:
     one = Host("one")
     two = Host("two", seeds=[one.seed])
@@ -135,13 +181,15 @@ def test_d16_the_same_id_on_another_port_is_accepted_at_once_under_its_higher_ep
 def test_of_two_live_holders_of_an_id_the_older_run_is_fenced_and_falls_silent() -> None:
     fenced = threading.Event()
     one = Host("one")
-    older = Host("twin", seeds=[one.seed], on_fenced=fenced.set)
+    older = Host("twin", seeds=[one.seed], on_fenced=lambda _: fenced.set())
     newer = Host("twin", seeds=[one.seed])
     with hosts(one, older):
         eventually(lambda: one.sees(older))
         with hosts(newer):
             assert fenced.wait(10)
             assert "mesh fenced" in older.told.words()
+            eventually(lambda: not older.node.running)
+            assert older.node.members() == ()
             eventually(lambda: one.sees(newer))
             assert newer.standing_of("one") is Standing.ALIVE
             assert "fenced" not in newer.told.kinds()

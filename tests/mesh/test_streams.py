@@ -15,7 +15,7 @@ from fluxmesh.mesh import streams
 from fluxmesh.mesh.messages import Address
 from fluxmesh.mesh.ports import bind_ports
 from fluxmesh.mesh.seal import SALT_BYTES, Envelope, Keyring, Plain, Sealed
-from fluxmesh.mesh.streams import CONNECTIONS_PER_HOST, Streams
+from fluxmesh.mesh.streams import CONNECTIONS_PER_HOST, STRANGERS_PER_HOST, Streams
 from tests.mesh.sockets import free_port, run, until
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
@@ -223,20 +223,122 @@ def test_d21_strangers_who_bring_giant_frames_fill_no_memory() -> None:
     run(main())
 
 
-def test_one_host_has_a_bounded_number_of_connections() -> None:
+async def crowd(to: Side, number: int, *, greeting: bytes = b"") -> list[asyncio.StreamWriter]:
+    """So many connections without a key, all taken."""
+    before = to.counts.connections
+    writers = []
+    for _ in range(number):
+        _, writer = await asyncio.open_connection("127.0.0.1", to.port + 1)
+        writer.write(greeting)
+        writers.append(writer)
+    await until(lambda: to.counts.connections == before + number)
+    return writers
+
+
+def test_a_stranger_who_holds_all_connections_of_a_host_keeps_nobody_out_who_has_a_key() -> None:
     async def main() -> None:
         one, two = Side(sealed()), Side(sealed())
         async with sides(one, two):
-            crowd = [
-                await asyncio.open_connection("127.0.0.1", two.port + 1) for _ in range(CONNECTIONS_PER_HOST)
-            ]
-            await until(lambda: two.counts.connections == CONNECTIONS_PER_HOST)
-            assert await one.call(two.address, b"1", 2) is None
+            writers = await crowd(two, CONNECTIONS_PER_HOST)
+            assert await one.call(two.address, b"1", 2) == b"echo 1"
+            assert (two.counts.gave_way, two.counts.turned_away) == (1, 0)
+            assert two.refused == [streams.CROWDED]
+            for writer in writers:
+                writer.transport.abort()
+
+    run(main())
+
+
+def test_strangers_have_a_smaller_share_once_they_had_the_time_to_show_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "SHOW_S", 0.05)
+
+    async def main() -> None:
+        one, two = Side(sealed()), Side(sealed())
+        async with sides(one, two):
+            writers = await crowd(two, 40)
+            await asyncio.sleep(0.1)
+            assert await one.call(two.address, b"1", 2) == b"echo 1"
+            await until(lambda: len(two._serving) <= STRANGERS_PER_HOST)
+            assert two.counts.gave_way >= 40 - STRANGERS_PER_HOST
+            for writer in writers:
+                writer.transport.abort()
+
+    run(main())
+
+
+def test_who_has_not_even_greeted_gives_way_before_those_who_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "CONNECTIONS_PER_HOST", 4)
+
+    async def main() -> None:
+        two = Side(sealed())
+        async with sides(two):
+            greeting = sealed().session(os.urandom(SALT_BYTES)).greeting()
+            writers = await crowd(two, 2, greeting=greeting)
+            await until(lambda: sum(served.greeted for served in two._serving.values()) == 2)
+            writers += await crowd(two, 12)
+            assert sum(served.greeted for served in two._serving.values()) == 2
+            assert two.counts.gave_way == 10
+            for writer in writers:
+                writer.transport.abort()
+
+    run(main())
+
+
+def test_who_says_nothing_is_closed_soon_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "GREET_S", 0.05)
+
+    async def main() -> None:
+        two = Side(sealed())
+        async with sides(two):
+            reader, writer = await asyncio.open_connection("127.0.0.1", two.port + 1)
+            writer.write(b"\xf1")
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            await hang_up(writer)
+            await until(lambda: two.refused == [streams.SILENT])
+
+    run(main(), 5)
+
+
+def test_strangers_who_bring_giant_frames_slowly_keep_no_large_frame_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "SHOW_S", 0.05)
+
+    async def main() -> None:
+        one, two = Side(sealed()), Side(sealed())
+        async with sides(one, two):
+            greeting = sealed().session(os.urandom(SALT_BYTES)).greeting()
+            writers = await crowd(two, 12, greeting=greeting + struct.pack(">I", 1 << 20))
+            await until(lambda: len(two._bringing) == streams.LARGE_OF_STRANGERS)
+            large = os.urandom(1_000_000)
+            assert await one.call(two.address, large, 3) == b"echo " + large
+            for writer in writers:
+                writer.transport.abort()
+
+    run(main())
+
+
+def test_one_host_has_a_bounded_number_of_connections_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "CONNECTIONS_PER_HOST", 3)
+
+    async def main() -> None:
+        hold = asyncio.Event()
+
+        async def slow(_source: Address, frame: bytes) -> bytes | None:
+            await hold.wait()
+            return frame
+
+        one, two = Side(sealed()), Side(sealed(), slow)
+        async with sides(one, two):
+            calls = [asyncio.create_task(one.call(two.address, b"%d" % n, 5)) for n in range(3)]
+            await until(lambda: two.counts.calls_taken == 3)
+            assert await one.call(two.address, b"3", 2) is None
             assert two.counts.turned_away == 1
-            for _, writer in crowd:
-                await hang_up(writer)
-            await until(lambda: not two._serving)
-            assert await one.call(two.address, b"2", 2) == b"echo 2"
+            hold.set()
+            assert await asyncio.gather(*calls) == [b"0", b"1", b"2"]
 
     run(main())
 

@@ -8,6 +8,7 @@ import pytest
 from fluxmesh.errors import NotInMesh
 from fluxmesh.mesh.effects import MemberView
 from fluxmesh.mesh.messages import Flag, Load, Meta, NodeRef, Record, Standing
+from fluxmesh.mesh.options import NUMBERS
 from fluxmesh.mesh.ring import Ring
 from fluxmesh.mesh.view import (
     REPORT_MAX_BYTES,
@@ -19,7 +20,7 @@ from fluxmesh.mesh.view import (
     is_worth_telling,
     member_report,
 )
-from fluxmesh.peers import Observation, owner, rings
+from fluxmesh.peers import POINTS_MOST, Observation, owner, rings
 from tests.mesh.told import member
 
 ME = NodeRef("me", 1)
@@ -175,6 +176,18 @@ class TestDoors:
         told = owner(seen, "key", "default")
         assert told.owner == Ring({"b": 150, "c": 150}).owner("key")
         assert (told.seen_by, told.agreed) == (("b", "c"), False)
+
+    def test_as_many_points_are_taken_as_the_option_allows(self) -> None:
+        assert NUMBERS["virtual_nodes"][1:] == (1, POINTS_MOST)
+
+    @pytest.mark.parametrize("points", [0, -1, POINTS_MOST + 1, 10**9])
+    def test_a_number_of_points_that_no_worker_can_have_is_nobodys(self, points: int) -> None:
+        sound = seen_by("a", "a", "b")
+        odd = msgspec.structs.replace(member("b"), virtual_nodes=points)
+        view = msgspec.structs.replace(sound, members=(sound.members[0], odd))
+        (ring,) = rings([view])
+        assert [one.worker_id for one in ring.members] == ["a"]
+        assert owner([view], "key", "default").owner == "a"
 
     def test_nobody_who_serves_a_queue_is_said_so(self) -> None:
         with pytest.raises(NotInMesh, match="serves the queue 'mail'"):

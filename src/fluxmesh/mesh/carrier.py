@@ -39,14 +39,14 @@ from fluxmesh.mesh.ports import Ports
 from fluxmesh.mesh.seal import SALT_BYTES, Envelope, Refusal
 from fluxmesh.mesh.streams import Streams
 from fluxmesh.mesh.timers import Timers
+from fluxmesh.mesh.told import Tell
 
-TIMERS_A_TURN: Final = 256  # fired before the loop may do something else
+TIMERS_A_TURN: Final = 256  # fired before the loop may do something else,
+TURN_NS: Final = 50_000_000  # and for so long
 CALLS_MOST: Final = 64  # of ours under way
 REFUSALS_KNOWN: Final = 256
 TELL_AGAIN_S: Final = 60.0  # the same refusal of the same host is told this often
 LAG_KEPT_S: Final = 60.0
-
-Tell = Callable[[str, str, dict[str, object]], None]  # level, event, fields
 
 
 class Carrier:
@@ -232,8 +232,11 @@ class Carrier:
             self._tell("warning", "mesh stood still", {"late_s": round(late_ns / 1e9, 3)})
             self._datagrams.drain()
             self._carry(self._core.on_stall(late_ns, self.now_ns()))
-        for _ in range(TIMERS_A_TURN):
+        until_ns = self.now_ns() + TURN_NS
+        for fired in range(TIMERS_A_TURN):
             now_ns = self.now_ns()
+            if fired and now_ns >= until_ns:
+                break
             timer = self._timers.pop_due(now_ns)
             if timer is None or self._closed:
                 break

@@ -14,7 +14,8 @@ from fluxmesh.mesh.messages import Address
 RECEIVE_BUFFER_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 2_048  # more than the largest datagram; what is longer is cut, and then refused
 BATCH: Final = 64  # datagrams taken before the loop may do something else
-DRAIN_MOST: Final = 8_192  # taken at once after a stall: what a socket of that buffer can hold of small ones
+DRAIN_MOST: Final = 8_192  # taken at once after a stall: what a socket of that buffer can hold of small ones,
+DRAIN_S: Final = 0.05  # and for so long, here and after each wake: whoever floods us must not stop our timers
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 _MAPPED: Final = "::ffff:"
@@ -74,9 +75,11 @@ class Datagrams:
         return True
 
     def drain(self, most: int = DRAIN_MOST) -> int:
-        """Hand over what has come, at most so many; how many it was."""
+        """Hand over what has come, at most so many and for DRAIN_S; how many it was. The rest is read when
+        the loop has done what else is due."""
+        until_s = self._loop.time() + DRAIN_S
         for taken in range(most):
-            if self._closed:
+            if self._closed or (taken and self._loop.time() >= until_s):
                 return taken
             try:
                 data, source = self._sock.recvfrom(_READ_BYTES)

@@ -63,14 +63,20 @@ class Names:
                 answer.set_result(value)
 
         def work() -> None:
+            value: list[str] = []
             try:
                 value = list(self._lookup(host))
-            except (OSError, UnicodeError):
+            except Exception:  # OSError, UnicodeError, and whatever else a name service comes up with
                 value = []
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(settle, value)
+            finally:  # a name that stays under way would never be asked for again
+                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                    loop.call_soon_threadsafe(settle, value)
 
-        threading.Thread(target=work, name="fluxmesh-mesh-name", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="fluxmesh-mesh-name", daemon=True).start()
+        except RuntimeError:  # this machine has no thread to spare now
+            self._under_way.discard(host)
+            return []
         try:
             return await asyncio.wait_for(answer, self._within_s)
         except TimeoutError:

@@ -16,16 +16,17 @@ from typing import Any, Final
 
 from fluxmesh.clock import system_clock
 from fluxmesh.errors import FluxMeshError
-from fluxmesh.mesh.carrier import Carrier, Tell
+from fluxmesh.mesh.carrier import Carrier
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
-from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef
+from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef, Record
 from fluxmesh.mesh.names import Lookup, Names, look_up
 from fluxmesh.mesh.options import DEFAULT_PORT, MeshWorker
 from fluxmesh.mesh.ports import Ports
 from fluxmesh.mesh.seal import SALT_BYTES
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.thread import LoopThread
+from fluxmesh.mesh.told import Bounded, Tell
 from fluxmesh.mesh.view import (
     NodeReport,
     Roster,
@@ -47,6 +48,7 @@ REPORT_AGAIN_S: Final = (
     60.0  # an unchanged report is repeated: storage may have lost it with the worker's row
 )
 REPORT_MEMBERS: Final = 50  # of more members reports are rarer in proportion: all send one of that size
+_NOTHING: Final = Snapshot(0, (), (), frozenset(), {}, 0)
 
 # Event of the core -> level, words of the log.
 _TOLD: Final[dict[str, tuple[str, str]]] = {
@@ -70,8 +72,9 @@ class MeshNode:
     """One node. `start` once, `leave` as often as you like, everything else at any time and from any thread.
 
     `ports` are bound already and belong to the node from `start` on. `on_fenced` is called on the node's
-    thread when another holder of the id has a higher epoch; `on_event` hears of every event there, and
-    must be quick.
+    thread when somebody says that a run of this id with a higher epoch is there, with that claim: the node
+    then ends by itself, whoever was right, and knows no members any more. `on_event` hears of every event
+    there, and must be quick.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class MeshNode:
         meta: Meta,
         label: str,
         tell: Tell,
-        on_fenced: Callable[[], None] = lambda: None,
+        on_fenced: Callable[[Record], None] = lambda _: None,
         on_event: Callable[[Emit], None] | None = None,
         lookup: Lookup = look_up,
         weather: Weather | None = None,
@@ -98,7 +101,8 @@ class MeshNode:
         self._me = NodeRef(worker_id, epoch)
         self._meta = meta
         self._label = label
-        self._tell = tell
+        self._lines = Bounded(tell, system_clock().mono_s)
+        self._tell = self._lines.tell
         self._on_fenced = on_fenced
         self._listener = on_event
         self._lookup = lookup
@@ -112,8 +116,10 @@ class MeshNode:
         self._silenced = False
         self._load = Load(worker_id, epoch, 0, capacity=meta.capacity)
         self._posted = False
+        self._published = False
         self._roster = Roster(self._me, meta)
-        self._snapshot = Snapshot(0, (), (), frozenset(), {}, 0)
+        self._snapshot = _NOTHING
+        self._is_fenced = False
         self._core_counts: dict[str, int] = {}
         self._report_sent: bytes | None = None
         self._report_told: NodeReport | None = None
@@ -142,6 +148,15 @@ class MeshNode:
             raise FluxMeshError(
                 f"the node of the mesh did not start within {START_S:g} s", hint="is this machine overloaded?"
             ) from None
+        except Exception as error:
+            self._ports.close()
+            if isinstance(error, FluxMeshError):
+                raise
+            raise FluxMeshError(
+                f"the node of the mesh did not start: {str(error) or type(error).__name__}",
+                hint="it needs one thread and three open files more: look at `ulimit -n` and `ulimit -u`,"
+                " or start with mesh_optional",
+            ) from error
 
     def leave(self) -> None:
         """Say goodbye, wait until it has spread (at most 2 s, and answer for 1 s more), close everything.
@@ -202,6 +217,7 @@ class MeshNode:
             if load == self._load:
                 return
             self._load = load
+            self._published = True
             if self._posted:
                 return
             self._posted = True
@@ -343,6 +359,8 @@ class MeshNode:
                 },
             )
             carrier.command(Join())
+            if self._published:
+                self._take_load()  # told before there was anybody to hear it
             self._look_now()
             ready()
             if not self._silenced:
@@ -351,7 +369,10 @@ class MeshNode:
             if self._look is not None:
                 self._look.cancel()
             self._core_counts = carrier.counters()
+            if self._is_fenced:
+                self._snapshot = _NOTHING
             await carrier.close()
+            self._lines.end()
 
     def _begin_leave(self) -> None:
         if self._carrier is not None and not self._leaving:
@@ -378,9 +399,11 @@ class MeshNode:
             self._tell(level, words, _fields_of(event))
         if event.kind == "gone":
             self._gone.set()
-        elif event.kind == "fenced":
-            self._tell("error", "mesh fenced", _fields_of(event))
-            self._on_fenced()
+        elif event.kind == "fenced" and event.record is not None:
+            self._is_fenced = True
+            self._gone.set()  # in whose name could it speak now?
+            self._tell("warning", "mesh fenced", _fields_of(event))
+            self._on_fenced(event.record)
         if self._listener is not None:
             self._listener(event)
         if event.kind not in _QUIET:
@@ -403,6 +426,7 @@ class MeshNode:
         self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
         self._core_counts = self._carrier.counters()
         self._carrier.tell_refusals()
+        self._lines.look()
 
     def _step_failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A defect. It is told, and the node goes on with what comes next."""

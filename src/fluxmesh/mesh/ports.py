@@ -16,7 +16,7 @@ _BACKLOG: Final = 128
 class Ports:
     """Both sockets, bound, the stream one listening; neither is passed on to child processes.
 
-    `receive_buffer_bytes` is what the kernel granted. `close` is for one who never gave them to a carrier."""
+    `receive_buffer_bytes` is what the kernel granted. `close` does no harm to what is closed already."""
 
     def __init__(self, udp: socket.socket, tcp: socket.socket) -> None:
         self.udp = udp
@@ -37,7 +37,6 @@ def bind_ports(host: str, port: int) -> Ports:
         udp = _bound(opened, family, socket.SOCK_DGRAM, host, port)
         udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         tcp = _bound(opened, family, socket.SOCK_STREAM, host, port + STREAM_PORT_ABOVE)
-        tcp.listen(_BACKLOG)
         return Ports(udp, tcp)
     except BaseException:
         for sock in opened:
@@ -59,6 +58,8 @@ def _bound(
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
         sock.bind((host, port))
+        if kind is socket.SOCK_STREAM:
+            sock.listen(_BACKLOG)
         return sock
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:

@@ -13,7 +13,8 @@ import contextlib
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -27,7 +28,11 @@ CONNECTIONS_PER_HOST: Final = 64
 WARM_MOST: Final = 64  # idle connections of ours, the longest idle is closed first
 WARM_S: Final = 60.0
 CONNECT_S: Final = 0.5
-FIRST_FRAME_S: Final = 5.0  # for a stranger to say something that opens
+STRANGERS_PER_HOST: Final = 16  # of those that have shown no key, once they had the time to,
+STRANGERS_MOST: Final = 128  # and of all hosts
+SHOW_S: Final = 0.5  # in which an honest one has; whoever is younger counts to CONNECTIONS_PER_HOST only
+GREET_S: Final = 2.0
+FIRST_FRAME_S: Final = 5.0  # for one that has greeted to say something that opens
 IDLE_S: Final = 120.0
 WRITE_S: Final = 5.0
 ANSWER_S: Final = 10.0  # for our core to answer a call; it answers at once, or never
@@ -36,6 +41,10 @@ CALLS_PER_HOST_S: Final = 500  # of one host; a connection that brings more is c
 READ_AHEAD_BYTES: Final = 32 << 10  # twice that is kept of what nobody has asked for yet
 LARGE_OF_STRANGERS: Final = 8  # frames, read at once
 _LENGTH: Final = struct.Struct(">I")
+
+
+SILENT: Final = "no key shown in time"
+CROWDED: Final = "too many connections that show no key"
 
 
 class StreamRefused(Exception):
@@ -73,7 +82,7 @@ class _Connection:
         async with asyncio.timeout(WRITE_S):
             await self._writer.drain()
 
-    async def read(self, gate: asyncio.Semaphore | None = None) -> bytes:
+    async def read(self, gate: AbstractAsyncContextManager[None] | None = None) -> bytes:
         """The next frame. `gate` is for one who has not shown a key yet: only so many of those may bring a
         large one at a time, whose memory is taken as it comes."""
         (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -109,6 +118,7 @@ class Counts:
     calls_taken: int = 0
     connections: int = 0
     turned_away: int = 0  # there were too many connections, or too many calls a second
+    gave_way: int = 0  # had shown no key when others came
     refused: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -118,15 +128,28 @@ class Counts:
 
 
 class _Served:
-    """A connection of somebody else's. `idle_since_s`: it was answered and may say more."""
+    """A connection of somebody else's. A stranger becomes one that has `greeted`, which proves nothing but is
+    more than most attackers do, and then `known` by a frame that opened. `idle_since_s`: it was answered and
+    may say more."""
 
-    __slots__ = ("gone", "host", "idle_since_s", "writer")
+    __slots__ = ("gone", "greeted", "idle_since_s", "known", "since_s", "source", "writer")
 
-    def __init__(self, host: str, writer: asyncio.StreamWriter) -> None:
-        self.host = host
+    def __init__(self, source: Address, writer: asyncio.StreamWriter, now_s: float) -> None:
+        self.source = source
         self.writer = writer
+        self.since_s = now_s
+        self.greeted = False
+        self.known = False
         self.idle_since_s: float | None = None
         self.gone = False
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.known and self.idle_since_s is None
+
+    def is_slow(self, now_s: float) -> bool:
+        """It had the time to show a key, and did not."""
+        return not self.known and now_s - self.since_s >= SHOW_S
 
 
 class Streams:
@@ -152,6 +175,7 @@ class Streams:
         self._warm: OrderedDict[int, tuple[Address, _Connection]] = OrderedDict()
         self._number = 0
         self._large = asyncio.Semaphore(LARGE_OF_STRANGERS)
+        self._bringing: dict[_Served, None] = {}  # a large frame, the longest one first
         self._second = 0
         self._calls_of: dict[str, int] = {}  # host -> calls in that second; as many as CONNECTIONS_MOST
         self.counts = Counts()
@@ -199,8 +223,7 @@ class Streams:
         except (OSError, ValueError, asyncio.IncompleteReadError, StreamRefused) as error:
             answer = None  # ValueError: an address that is none, or a frame that is too large
             if isinstance(error, StreamRefused):
-                self.counts.refused += 1
-                self._on_refused(to, str(error))
+                self._refuse(to, str(error))
         if answer is None:
             self.counts.calls_failed += 1
             if connection is not None:
@@ -255,20 +278,21 @@ class Streams:
         assert task is not None
         peer = writer.get_extra_info("peername")
         source = Address(str(peer[0]), int(peer[1])) if peer else Address("", 0)
-        if not self._has_room(source.host):
+        now_s = asyncio.get_running_loop().time()
+        if not self._has_room(source.host, now_s):
             self.counts.turned_away += 1
             writer.transport.abort()
             return
-        served = self._serving[task] = _Served(source.host, writer)
+        served = self._serving[task] = _Served(source, writer, now_s)
         self.counts.connections += 1
         _no_delay(writer)
         try:
             await self._serve(_Connection(reader, writer, self._session(), self.counts), source, served)
-        except (OSError, ValueError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+            if isinstance(error, TimeoutError) and not served.known:
+                self._refuse(source, SILENT)
         except StreamRefused as error:
-            self.counts.refused += 1
-            self._on_refused(source, str(error))
+            self._refuse(source, str(error))
         except asyncio.CancelledError:
             pass  # the node closes; the server's own callback would tell of a cancelled task as of an error
         finally:
@@ -276,20 +300,56 @@ class Streams:
             with contextlib.suppress(RuntimeError):
                 writer.transport.abort()
 
-    def _has_room(self, host: str) -> bool:
-        """Whether one more connection of this host may be served. Those that are only kept warm give way, the
-        longest idle first: its owner connects anew when it has something to say."""
-        of_host = [served for served in self._serving.values() if served.host == host and not served.gone]
+    def _refuse(self, source: Address, why: str) -> None:
+        self.counts.refused += 1
+        self._on_refused(source, why)
+
+    def _has_room(self, host: str, now_s: float) -> bool:
+        """Whether one more connection of this host may be served, for which others give way: first those that
+        have shown no key, the longest silent one before all, then those that are only kept warm, whose owner
+        connects anew when it has something to say. So a crowd without a key keeps nobody out who has one: to
+        greet takes an instant."""
         everybody = [served for served in self._serving.values() if not served.gone]
+        of_host = [served for served in everybody if served.source.host == host]
+        for some, most in ((of_host, STRANGERS_PER_HOST), (everybody, STRANGERS_MOST)):
+            slow = [one for one in some if one.is_slow(now_s) and not one.gone]
+            for served in sorted(slow, key=_worth)[: max(0, len(slow) - most + 1)]:
+                self._give_way(served)
         for some, most in ((of_host, CONNECTIONS_PER_HOST), (everybody, CONNECTIONS_MOST)):
-            if len(some) >= most:
-                idle = [served for served in some if served.idle_since_s is not None]
-                if not idle:
+            left = [one for one in some if not one.gone]
+            if len(left) >= most:
+                least = min(left, key=_worth)
+                if least.is_at_work:
                     return False
-                longest = min(idle, key=lambda served: served.idle_since_s or 0.0)
-                longest.gone = True
-                longest.writer.transport.abort()
+                self._give_way(least)
         return True
+
+    @contextlib.asynccontextmanager
+    async def _large_turn(self, served: _Served) -> AsyncIterator[None]:
+        """One of few. Who waits for one for long takes it from whoever has had it for the longest."""
+        while True:
+            try:
+                async with asyncio.timeout(SHOW_S):
+                    await self._large.acquire()
+                break
+            except TimeoutError:
+                for slowest in self._bringing:
+                    if not slowest.gone:
+                        self._give_way(slowest)
+                        break
+        self._bringing[served] = None
+        try:
+            yield
+        finally:
+            del self._bringing[served]
+            self._large.release()
+
+    def _give_way(self, served: _Served) -> None:
+        served.gone = True
+        served.writer.transport.abort()
+        if not served.known:
+            self.counts.gave_way += 1
+            self._on_refused(served.source, CROWDED)
 
     def _within_rate(self, host: str) -> bool:
         """Count a call of this host in the second that runs."""
@@ -302,9 +362,12 @@ class Streams:
 
     async def _serve(self, connection: _Connection, source: Address, served: _Served) -> None:
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(FIRST_FRAME_S):
+        async with asyncio.timeout(GREET_S):
             await connection.greet(first=False)
-            frame = await connection.read(self._large)
+        served.greeted = True
+        async with asyncio.timeout(FIRST_FRAME_S):
+            frame = await connection.read(self._large_turn(served))
+        served.known = True
         while True:
             if not self._within_rate(source.host):
                 self.counts.turned_away += 1
@@ -319,6 +382,13 @@ class Streams:
             async with asyncio.timeout(IDLE_S):
                 frame = await connection.read()
             served.idle_since_s = None
+
+
+def _worth(served: _Served) -> tuple[int, float]:
+    """The least gives way first."""
+    if not served.known:
+        return (1 if served.greeted else 0), served.since_s
+    return (3, served.since_s) if served.idle_since_s is None else (2, served.idle_since_s)
 
 
 def _no_delay(writer: asyncio.StreamWriter) -> None:

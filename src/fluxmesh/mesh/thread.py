@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import selectors
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Raises OSError if there are not enough files to be had. That is found out first: a loop that is half
+    made when it fails cannot be thrown away without noise."""
+    one, other = socket.socketpair()
+    with one, other, selectors.DefaultSelector():
+        pass
+    return asyncio.new_event_loop()
 
 
 class LoopThread:
@@ -33,7 +44,11 @@ class LoopThread:
 
     def start(self, timeout_s: float) -> None:
         """Raises TimeoutError, and whatever hinders the start."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the machine has no thread to spare
+            self._over.set()
+            raise
         self._ready.result(timeout_s)
 
     def post(self, call: Callable[..., None], *args: object) -> bool:
@@ -59,7 +74,7 @@ class LoopThread:
         try:
             # Not the loop that the program prefers: a datagram socket is read by add_reader, which all have,
             # and timers have to be no coarser than asyncio's own.
-            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
                 self._loop = runner.get_loop()
                 runner.run(self._main(self._mark_ready))
         except BaseException as error:  # the end of this thread must not go unnoticed

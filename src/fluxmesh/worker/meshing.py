@@ -3,6 +3,13 @@
 The node lives on a thread of its own (mesh/node.py). The watching thread of the worker, which turns whatever
 the worker's loop does, tells it the load and that the loop stands still; the beat takes its report to
 storage.
+
+Whether a newer run of this worker stands, storage alone knows. That somebody in the mesh says so ends the
+node, and is a reason to beat at once; what storage answers decides about the worker. If storage knows of no
+newer run, the worker goes on without its part in the mesh and tries after a while to have it again, by a new
+node of the same run. That is sound: to the others it is one that fell silent, may have been called dead, and
+refutes that. It is in vain as long as they remember the run that never was, which is a day at most after its
+end, or until they are all started anew.
 """
 
 from __future__ import annotations
@@ -16,11 +23,11 @@ from typing import TYPE_CHECKING, Final, Literal
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, InvalidOption
 from fluxmesh.obs.log import get_logger
-from fluxmesh.storage.values import Registration, WorkerView
+from fluxmesh.storage.values import Registration, Standing, WorkerView
 
 if TYPE_CHECKING:
     from fluxmesh.clock import Clock
-    from fluxmesh.mesh.messages import Meta
+    from fluxmesh.mesh.messages import Meta, Record
     from fluxmesh.mesh.node import MeshNode
     from fluxmesh.mesh.options import MeshWorker
     from fluxmesh.mesh.ports import Ports
@@ -31,6 +38,8 @@ PREPARE_S: Final = 10.0  # to look up the names that the own address depends on
 READY_AFTER_S: Final = 1.0  # of readiness, before others may rely on it
 LEAVE_LEAST_S: Final = 0.2  # for the first goodbyes, when there is no grace period
 LEAVE_MOST_S: Final = 3.5  # of a leave: 2 s to spread, 1 s to answer
+REJOIN_FIRST_S: Final = 60.0  # after a claim of our id that storage knows nothing of; doubled at each one
+REJOIN_MOST_S: Final = 600.0
 _log = get_logger("mesh")
 
 
@@ -76,6 +85,16 @@ class Meshing:
         self._node: MeshNode | None = None
         self._ready_since_s: float | None = None
         self._draining = False
+        self._epoch = 0
+        self._ask_storage: Callable[[], None] = lambda: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Somebody says that a newer run of this id is there, and a beat that was sent since asks storage.
+        self._claim: Record | None = None
+        self._claim_asked: Record | None = None
+        self._joined_s = 0.0
+        self._pause_s = REJOIN_FIRST_S
+        self._rejoin_timer: asyncio.TimerHandle | None = None
+        self._rejoining: asyncio.Task[None] | None = None
 
     @property
     def node(self) -> MeshNode | None:
@@ -133,41 +152,86 @@ class Meshing:
         elif self._ports is not None:
             self._ports.close()
 
-    async def start(self, epoch: int, *, on_fenced: Callable[[], None]) -> None:
-        """Become a member under this epoch. `on_fenced` is called on the calling loop. Raises FluxMeshError,
-        unless the mesh is optional."""
+    async def start(self, epoch: int, *, ask_storage: Callable[[], None]) -> None:
+        """Become a member under this epoch. `ask_storage` is called, on any thread, when a beat is needed at
+        once. Raises FluxMeshError, unless the mesh is optional."""
         if self._options is None or self._ports is None:
             return
-        from fluxmesh.mesh.delays import WEATHER_ENV, parse_weather
-        from fluxmesh.mesh.node import MeshNode
-
-        loop = asyncio.get_running_loop()
-        seen, options = self._registration, self._options
-        weather = os.environ.get(WEATHER_ENV)
-
-        def fenced() -> None:
-            try:
-                loop.call_soon_threadsafe(on_fenced)
-            except RuntimeError:
-                pass  # the worker has ended
-
-        node = self._node = MeshNode(
-            options,
-            ports=self._ports,
-            address=self._address,
-            worker_id=seen.worker_id,
-            epoch=epoch,
-            meta=self._meta(options),
-            label=self._label,
-            tell=tell,
-            on_fenced=fenced,
-            weather=None if weather is None else parse_weather(weather),
-        )
+        self._loop = asyncio.get_running_loop()
+        self._epoch = epoch
+        self._ask_storage = ask_storage
         try:
-            await asyncio.to_thread(node.start)
+            await self._start_node(self._options, self._ports)
         except FluxMeshError as error:
             self._go_without(error)
             self._node = None
+
+    async def _start_node(self, options: MeshWorker, ports: Ports) -> None:
+        from fluxmesh.mesh.delays import WEATHER_ENV, parse_weather
+        from fluxmesh.mesh.node import MeshNode
+
+        weather = os.environ.get(WEATHER_ENV)
+        node = self._node = MeshNode(
+            options,
+            ports=ports,
+            address=self._address,
+            worker_id=self._registration.worker_id,
+            epoch=self._epoch,
+            meta=self._meta(options),
+            label=self._label,
+            tell=tell,
+            on_fenced=self._claimed,
+            weather=None if weather is None else parse_weather(weather),
+        )
+        self._joined_s = self._clock.mono_s()
+        await asyncio.to_thread(node.start)
+
+    # -- a claim of our id -----------------------------------------------------------------------------
+    def _claimed(self, claim: Record) -> None:
+        """Somebody says that a newer run of this id is there. On the node's thread."""
+        self._claim = claim
+        self._ask_storage()
+
+    def _disowned(self, claim: Record) -> None:
+        """Storage knows nothing of that run."""
+        if self._draining:
+            return
+        now_s = self._clock.mono_s()
+        if now_s - self._joined_s >= REJOIN_MOST_S:
+            self._pause_s = REJOIN_FIRST_S
+        _log.error(
+            "worker goes on without the mesh",
+            worker=self._registration.worker_id,
+            epoch=self._epoch,
+            claimed_epoch=claim.epoch,
+            claimed_from=f"{claim.host}:{claim.port}",
+            again_in_s=self._pause_s,
+            hint="storage knows no newer run of this worker: if it was made anew, start all workers of the"
+            " mesh anew; if not, somebody speaks in its name: look who is at that address, and give all"
+            " workers a new key",
+        )
+        self._rejoin_later()
+
+    def _rejoin_later(self) -> None:
+        if self._loop is not None and not self._draining:
+            self._rejoin_timer = self._loop.call_later(self._pause_s, self._begin_rejoin)
+            self._pause_s = min(2 * self._pause_s, REJOIN_MOST_S)
+
+    def _begin_rejoin(self) -> None:
+        if self._loop is not None and self._options is not None and not self._draining:
+            self._rejoining = self._loop.create_task(self._rejoin(self._options), name="fluxmesh-mesh-rejoin")
+
+    async def _rejoin(self, options: MeshWorker) -> None:
+        from fluxmesh.mesh.ports import bind_ports
+
+        if self._draining:
+            return
+        try:
+            ports = self._ports = bind_ports(options.bind_host, options.port)
+            await self._start_node(options, ports)
+        except FluxMeshError as error:
+            _log.warning("mesh not joined again", error=str(error), again_in_s=self._pause_s)
+            self._rejoin_later()
 
     def _meta(self, options: MeshWorker) -> Meta:
         from fluxmesh.mesh.messages import Meta
@@ -206,6 +270,7 @@ class Meshing:
 
     def view(self, status: str) -> WorkerView:
         """What the next beat tells of this worker, and of the mesh if there is something new."""
+        self._claim_asked = self._claim
         report = None
         if self._node is not None:
             try:
@@ -214,15 +279,25 @@ class Meshing:
                 _log.exception("mesh report failed")
         return WorkerView(self._registration, status, self._running(), report)
 
-    def told(self, view: WorkerView) -> None:
-        """A beat has told it."""
+    def told(self, view: WorkerView, standing: Standing) -> None:
+        """A beat has told it, and this is what storage thinks of the worker. One that is fenced hears so from
+        the beat itself; of one that storage does not know yet the next beat knows more."""
         if self._node is not None and view.mesh is not None:
             self._node.reported(view.mesh, self._clock.mono_s())
+        claim = self._claim_asked
+        if claim is not None and standing is Standing.GOOD and self._loop is not None:
+            self._claim = self._claim_asked = None
+            try:
+                self._loop.call_soon_threadsafe(self._disowned, claim)
+            except RuntimeError:
+                pass  # the worker has ended
 
     # -- the end ---------------------------------------------------------------------------------------
     def begin_leave(self) -> None:
         """Say goodbye while the worker drains."""
         self._draining = True
+        if self._rejoin_timer is not None:
+            self._rejoin_timer.cancel()
         if self._node is not None:
             self._node.begin_leave()
 
@@ -232,3 +307,5 @@ class Meshing:
         if self._node is not None:
             patience_s = LEAVE_LEAST_S if hurried else max(LEAVE_LEAST_S, min(self._grace_s, LEAVE_MOST_S))
             await asyncio.to_thread(self._node.close_after, patience_s)
+            if self._rejoining is not None:
+                await asyncio.wait((self._rejoining,), timeout=patience_s)

@@ -205,7 +205,7 @@ class Worker:
     async def _start_beats(self) -> None:
         try:
             await self._beater.start(OPEN_S)
-            await self._meshing.start(self.epoch, on_fenced=self._on_fenced)
+            await self._meshing.start(self.epoch, ask_storage=self._beater.nudge)
         except BaseException as error:
             await self._beater.stop(LEAVE_S)
             await self._storage.declare_dead(self._ref, "left")
