@@ -335,3 +335,23 @@ def test_d27_a_taken_port_is_said_before_anything_is_announced() -> None:
         other.bind(("127.0.0.1", port))
         with pytest.raises(ValueError, match=rf"mesh_port: UDP port {port} of 127\.0\.0\.1 is taken"):
             Host("one", port=port)
+
+
+def test_the_log_names_a_seed_that_is_not_reached_and_where_a_node_listens() -> None:
+    silent = free_port()
+    seeds = ["nowhere.invalid", f"127.0.0.1:{silent}"]
+    options = {"encryption_key": keygen(), "bind_addr": "127.0.0.1"}
+    one = Host("one", seeds=seeds, lookup=lambda host: [], **options)
+    with hosts(one):
+        one.told.wait(lambda: one.told.words().count("seed not reached") == 2)
+    (listening,) = (fields for _, event, fields in one.told.lines if event == "gossip listening")
+    assert (listening["bind"], listening["told"], listening["port"]) == (
+        "127.0.0.1",
+        f"127.0.0.1:{one.port}",
+        one.port,
+    )
+    failed = {f["seed"]: (level, f) for level, event, f in one.told.lines if event == "seed not reached"}
+    assert {level for level, _ in failed.values()} == {"warning"}
+    assert failed["nowhere.invalid"][1]["why"] == "no address is found for it"
+    assert failed[f"127.0.0.1:{silent}"][1]["why"] == f"no answer from 127.0.0.1 port {silent}"
+    assert all("next_try_s" in fields for _, fields in failed.values())
