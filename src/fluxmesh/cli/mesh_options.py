@@ -17,7 +17,7 @@ KEY_FILE_MOST: Final = 4 << 10
 _SWITCHES: Final = {
     "mesh": "be a node of the mesh: workers that know each other (no)",
     "mesh_steal": "take work from others and give it (yes)",
-    "mesh_insecure": "listen beyond this machine without a key (no)",
+    "mesh_insecure": "permit to listen beyond this machine without a key (no)",
     "mesh_optional": "run without the mesh if it cannot be had (no)",
 }
 _NUMBERS: Final[dict[str, tuple[int, int, str]]] = {

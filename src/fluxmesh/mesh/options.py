@@ -29,6 +29,7 @@ SEEDS_MAX: Final = 256
 KEYGEN_HINT: Final = (
     "make a key with `fluxmesh mesh keygen` and give it to all workers as mesh_encryption_key"
 )
+LISTEN_HINT: Final = "let it listen there: mesh_bind_addr, 0.0.0.0 or that address"
 _HOST_MAX: Final = 253
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -190,6 +191,8 @@ class MeshWorker:
         return _made(given, None if first in self.seeds else first)
 
     def _check_together(self) -> None:
+        if self.advertise_addr is not None:
+            self._check_advertised(self.advertise_addr)
         if self._keys:
             return
         elsewhere = [seed for seed in self.seeds if not is_loopback(parse_seed(seed)[0])]
@@ -204,6 +207,16 @@ class MeshWorker:
                 "mesh_bind_addr",
                 f"{self.bind_host} can be reached from elsewhere, and there is no key",
                 hint=f"{KEYGEN_HINT}, or set mesh_insecure where nobody else is on the network",
+            )
+
+    def _check_advertised(self, given: str) -> None:
+        """A name is held to the same when it is looked up (mesh/advertise.py)."""
+        host, _ = parse_host("mesh_advertise_addr", given)
+        if canonical(host) is not None and is_loopback(self.bind_host) and not is_loopback(host):
+            raise InvalidOption(
+                "mesh_advertise_addr",
+                f"{shown(given)} would be told to others, but this worker listens at {self.bind_host} only",
+                hint=LISTEN_HINT,
             )
 
     # -- what follows --------------------------------------------------------------------------------------

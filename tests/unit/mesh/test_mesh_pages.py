@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fluxmesh.mesh.options import NAMES, NUMBERS
+from fluxmesh.mesh.options import NAMES, NUMBERS, MeshWorker
 from fluxmesh.mesh.seal import KEYS_MAX, REPLAY_WINDOW, SALTS_MAX, Refusal
 from fluxmesh.mesh.timing import DATAGRAM_MAX_BYTES, MEMBERS_MAX, META_MAX_BYTES
 
@@ -56,6 +56,12 @@ def test_the_bounds_that_are_told_are_those_in_force() -> None:
     assert f"{SALTS_MAX:,} other runs" in SECURITY.replace("\n", " ")
     assert KEYS_MAX == 4
     assert "Up to four keys" in SECURITY
+
+
+def test_what_insecure_alone_does_is_told_as_it_is() -> None:
+    assert MeshWorker(insecure=True).resolved().bind_host == "127.0.0.1"
+    assert not MeshWorker(insecure=True, seeds="192.0.2.9").resolved().is_exposed
+    assert "without a `bind_addr` the worker goes on listening at 127.0.0.1" in SECURITY
 
 
 def test_links_lead_to_files() -> None:
