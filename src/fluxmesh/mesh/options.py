@@ -17,6 +17,7 @@ from typing import Any, Final
 from fluxmesh.config import telling_arguments
 from fluxmesh.errors import InvalidOption, shown
 from fluxmesh.mesh.addresses import canonical, host_refusal, is_loopback, is_wide
+from fluxmesh.mesh.keyfiles import KEYGEN_HINT, given_keys
 from fluxmesh.mesh.messages import Meta
 from fluxmesh.mesh.seal import KEY_BYTES, KEYS_MAX, Envelope, Keyring, Plain, Sealed
 from fluxmesh.mesh.timing import MS, Timing
@@ -26,10 +27,7 @@ SETTING_PREFIX: Final = "mesh_"
 DEFAULT_PORT: Final = 7_946
 PORTS_EACH: Final = 2  # datagrams, and streams one above
 SEEDS_MAX: Final = 256
-KEYGEN_HINT: Final = (
-    "make a key with `fluxmesh mesh keygen` and give it to all workers as mesh_encryption_key"
-)
-LISTEN_HINT: Final = "let it listen there: mesh_bind_addr, 0.0.0.0 or that address"
+LISTEN_HINT: Final = "let it listen beyond this machine: mesh_bind_addr, such as 0.0.0.0"
 _HOST_MAX: Final = 253
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -75,15 +73,15 @@ class MeshWorker:
     `steal_batch`: most jobs of one steal; `steal_threshold`: ask others when no more than so many are held.
     `virtual_nodes`: points on the ring. `bind_addr`: 0.0.0.0 with a key, 127.0.0.1 without.
     `advertise_addr`: where others reach it, found out if not given. `encryption_key`: base64 of 32 bytes,
-    or several; the first seals, all open. `steal_rate_limit`: requests per peer and second, 0 = any.
-    `protocol_period_ms`, `indirect_ping_count`, `suspicion_multiplier`: how fast and how surely death is
-    noticed. `insecure`: listen beyond this machine, or have seeds there, without a key.
+    or @FILE with it, or several; the first seals, all open. `steal_rate_limit`: requests per peer and
+    second, 0 = any. `protocol_period_ms`, `indirect_ping_count`, `suspicion_multiplier`: how fast and how
+    surely death is noticed. `insecure`: permit to listen beyond this machine, and seeds there, without a key.
 
     Raises InvalidOption. What options allow only together is checked by `resolved`, when it is known what
     the settings add.
     """
 
-    __slots__ = ("_given", "_keys", "sibling_seed", *NAMES)
+    __slots__ = ("_given", "_keys", "key_files_open", "sibling_seed", *NAMES)
 
     port: int
     seeds: tuple[str, ...]
@@ -102,6 +100,7 @@ class MeshWorker:
     suspicion_multiplier: int
     insecure: bool
     sibling_seed: str | None  # the one among `seeds` that is the first process of the same worker
+    key_files_open: tuple[str, ...]  # files of its keys that everybody on the machine may read
     _given: dict[str, Any]
     _keys: tuple[bytes, ...]
 
@@ -136,8 +135,10 @@ class MeshWorker:
         put(self, "insecure", _yes_or_no("insecure", values.get("insecure", False)))
         put(self, "bind_addr", _bind(values.get("bind_addr")))
         put(self, "advertise_addr", _advertise(values.get("advertise_addr")))
-        keys = _keys(values.get("encryption_key", ()))
+        texts, files_open = given_keys(_texts("encryption_key", values.get("encryption_key", ())))
+        keys = _keys(texts)
         put(self, "encryption_key", tuple(keys))
+        put(self, "key_files_open", files_open)
         put(self, "_keys", tuple(keys.values()))
         put(self, "sibling_seed", None)
 
@@ -386,9 +387,8 @@ def _advertise(value: object) -> str | None:
     return value.strip()
 
 
-def _keys(value: object) -> Mapping[str, bytes]:
+def _keys(texts: Sequence[str]) -> Mapping[str, bytes]:
     """Each key as it was given and as its bytes. No message shows any of it."""
-    texts = _texts("encryption_key", value)
     if len(texts) > KEYS_MAX:
         raise InvalidOption(
             "mesh_encryption_key",
