@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -350,6 +352,12 @@ def test_the_log_names_a_seed_that_is_not_reached_and_where_a_node_listens() -> 
         f"127.0.0.1:{one.port}",
         one.port,
     )
+    page = (Path(__file__).parents[2] / "docs" / "mesh.md").read_text("utf-8")
+    for name in one.node.cluster_info():
+        assert f"`{name}`" in page
+    starts = [start.rstrip("…") for start in re.findall(r"`([a-z_]+…?)`", page)]
+    for name in one.node.metrics():
+        assert any(name == start or (start[-1] == "_" and name.startswith(start)) for start in starts), name
     failed = {f["seed"]: (level, f) for level, event, f in one.told.lines if event == "seed not reached"}
     assert {level for level, _ in failed.values()} == {"warning"}
     assert failed["nowhere.invalid"][1]["why"] == "no address is found for it"
