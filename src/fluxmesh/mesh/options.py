@@ -200,8 +200,8 @@ class MeshWorker:
         if elsewhere and not self.insecure:
             raise InvalidOption(
                 "mesh_encryption_key",
-                f"is missing, and the seed {shown(elsewhere[0])} is on another machine",
-                hint=KEYGEN_HINT,
+                f"is missing, and the seed {shown(elsewhere[0])} may be on another machine",
+                hint=f"{KEYGEN_HINT}; for workers of this machine alone localhost is the seed, without a key",
             )
         if not is_loopback(self.bind_host) and not self.insecure:
             raise InvalidOption(
@@ -365,7 +365,9 @@ def _bind(value: object) -> str | None:
     address = canonical(value) if isinstance(value, str) else None
     if address is None:
         raise InvalidOption(
-            "mesh_bind_addr", f"{shown(value)} is not an IP address", hint="0.0.0.0, or one of it"
+            "mesh_bind_addr",
+            f"{shown(value)} is not an IP address",
+            hint="an address of this machine, not a name; 0.0.0.0 means all of them",
         )
     if not is_wide(address) and (refusal := host_refusal(address)):
         raise InvalidOption("mesh_bind_addr", f"{shown(value)}: {refusal}", hint="an address of this machine")
