@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -349,3 +351,14 @@ def test_a_key_file_that_everybody_may_read_is_a_warning_at_the_start(tmp_path: 
         worker.until("chmod 600 mesh.key")
         worker.until("worker ready")
         assert worker.end() == 0
+
+
+def test_keys_that_can_be_read_only_once_are_read_for_all_processes(tmp_path: Path) -> None:
+    key, pipe = keygen(), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(f"{key}\n",))
+    writer.start()
+    words = ["worker", "--mesh-encryption-key", f"@{pipe}"]
+    options = build_parser(words).parse_args(words)
+    writer.join(timeout=10)
+    assert options.mesh_encryption_key == key

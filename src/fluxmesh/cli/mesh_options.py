@@ -83,7 +83,7 @@ def _number(least: float, most: float) -> Any:
 def _keys(text: str) -> str:
     """As it was given: every process reads @FILE by itself. What can be read only once, such as a pipe, is
     read now. No message shows a key."""
-    if not text.startswith("@") or os.path.isfile(text[1:]):
+    if not text.startswith("@") or os.path.isfile(text[1:]) or not os.path.exists(text[1:]):
         return text
     try:
         return ",".join(read_keys(text[1:])[0])
