@@ -342,8 +342,7 @@ def test_d27_a_taken_port_is_said_before_anything_is_announced() -> None:
 def test_the_log_names_a_seed_that_is_not_reached_and_where_a_node_listens() -> None:
     silent = free_port()
     seeds = ["nowhere.invalid", f"127.0.0.1:{silent}"]
-    options = {"encryption_key": keygen(), "bind_addr": "127.0.0.1"}
-    one = Host("one", seeds=seeds, lookup=lambda host: [], **options)
+    one = Host("one", seeds=seeds, lookup=lambda host: [], encryption_key=keygen(), bind_addr="127.0.0.1")
     with hosts(one):
         one.told.wait(lambda: one.told.words().count("seed not reached") == 2)
     (listening,) = (fields for _, event, fields in one.told.lines if event == "gossip listening")
@@ -363,3 +362,12 @@ def test_the_log_names_a_seed_that_is_not_reached_and_where_a_node_listens() -> 
     assert failed["nowhere.invalid"][1]["why"] == "no address is found for it"
     assert failed[f"127.0.0.1:{silent}"][1]["why"] == f"no answer from 127.0.0.1 port {silent}"
     assert all("next_try_s" in fields for _, fields in failed.values())
+
+
+def test_the_first_process_of_the_same_worker_is_no_seed_that_somebody_has_mistyped() -> None:
+    silent = f"127.0.0.1:{free_port()}"
+    one = Host("one", seeds=[silent])
+    object.__setattr__(one.options, "sibling_seed", silent)
+    with hosts(one):
+        one.told.wait(lambda: "seed not reached" in one.told.words())
+    assert [level for level, event, _ in one.told.lines if event == "seed not reached"] == ["debug"]

@@ -379,6 +379,8 @@ class MeshNode:
         told = _TOLD.get(event.kind)
         if told is not None:
             level, words = told
+            if event.seed and event.seed == self._options.sibling_seed:
+                level = "debug"  # nobody has named it, and its supervisor watches over it
             self._tell(level, words, _fields_of(event))
         if event.kind == "gone":
             self._gone.set()
