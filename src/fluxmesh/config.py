@@ -213,6 +213,11 @@ def settings_with_sources(
 
 
 def _convert(name: str, value: Any, source: str) -> Any:
+    if isinstance(value, dict):
+        # What stands in it is not shown: it may be a key.
+        inner = [f"{name}_{key}" for key in value if f"{name}_{key}" in NAMES]
+        hint = f"no table: write {inner[0]} = … beside the others" if inner else _what_would_do(name)
+        raise InvalidOption(name, f"is a table in {source}", hint=hint)
     try:
         # strict=False reads numbers out of environment texts; a wrong type still fails.
         return getattr(msgspec.convert({name: value}, Settings, strict=False), name)

@@ -84,6 +84,20 @@ async def observe(storage: Storage) -> list[Observation]:
     return found
 
 
+def unseen(seen: Sequence[Observation]) -> dict[str, tuple[str, ...]]:
+    """For each worker that has told, those of the others that it does not know or holds for dead. Who sees
+    all of them is left out, and who has told only a part of what it sees."""
+    found = {}
+    for one in seen:
+        if one.members_total > len(one.members):
+            continue
+        sees = {member.worker_id for member in one.members if member.standing != "dead"}
+        missing = sorted({other.worker_id for other in seen} - sees - {one.worker_id})
+        if missing:
+            found[one.worker_id] = tuple(missing)
+    return found
+
+
 def rings(seen: Sequence[Observation], queue: str | None = None) -> list[RingView]:
     """The rings by queue (None: of all queues), the one that most see first."""
     told: list[RingView] = []

@@ -251,16 +251,24 @@ class Queue:
 
         `queues`: names, or tier names alone (`["critical", "high"]`), which mean these tiers of the default
         queue. The options are those of `running.WorkerOptions`; what is left out is as the settings say."""
-        from fluxmesh.running import WorkerHandle, keeper_for, worker_maker
+        from fluxmesh.running import WorkerHandle, keeper_for, refuse_unknown, worker_maker
 
+        refuse_unknown("worker", options)
         make, name = worker_maker(self, queues, clock=self._clock, create=self._create, **options)
         return WorkerHandle(make, name, keeper_for(self.url, self.settings, self._clock))
 
     def run_worker(self, queues: Sequence[str] = ("default",), **options: Unpack[WorkerOptions]) -> WorkerEnd:
         """Run a worker in this thread until SIGTERM or SIGINT: the first drains it, the second hurries it.
         Options as for `worker`. Raises WorkerRetired, WorkerFenced, StorageError."""
-        from fluxmesh.running import keeper_for, refuse_while_loading, run_until_signal, worker_maker
+        from fluxmesh.running import (
+            keeper_for,
+            refuse_unknown,
+            refuse_while_loading,
+            run_until_signal,
+            worker_maker,
+        )
 
+        refuse_unknown("run_worker", options)
         refuse_while_loading()
         make, _ = worker_maker(self, queues, clock=self._clock, create=self._create, **options)
         return run_until_signal(make, keeper_for(self.url, self.settings, self._clock))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import difflib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
@@ -86,6 +87,17 @@ class WorkerOptions(TypedDict, total=False):
     on_lease_lost: str | None
     mesh: MeshWorker | Literal[False] | None
     mesh_optional: bool | None
+
+
+def refuse_unknown(verb: str, options: Iterable[str]) -> None:
+    """Raises TypeError as Python does for an argument that `verb` does not take, and says which may have been
+    meant."""
+    known = tuple(WorkerOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}{meant}")
 
 
 def worker_maker(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
-from fluxmesh.config import Settings
+from fluxmesh.cli.main import build_parser
+from fluxmesh.cli.mesh_options import idle_settings, mesh_overrides
+from fluxmesh.config import Settings, load_settings
 from fluxmesh.mesh.options import MeshWorker, keygen
 from fluxmesh.storage.registry import open_storage
+from fluxmesh.worker.meshing import mesh_of
 from tests.cli.harness import Running, make_database, run, run_here
 from tests.mesh.sockets import free_port
 from tests.mesh.told import member, tell
@@ -64,6 +69,79 @@ def test_ring_and_owner_agree(told: Path) -> None:
     assert owner in {"a", "b", "c"}
     document = run_here("mesh", "owner", "tenant-7", "--json", cwd=told).document
     assert (document["owner"], document["agreed"], document["slots"]) == (owner, True, 4_096)
+
+
+def views(folder: Path, told: dict[str, tuple[str, ...]]) -> Path:
+    """A folder with a database in which these workers have told that they see these."""
+    url = make_database(folder / "fluxmesh.db")
+
+    async def main() -> None:
+        storage = await open_storage(url, Settings(proof_of_death=False), create=False)
+        await tell(storage, {name: tuple(member(one) for one in seen) for name, seen in told.items()})
+        await storage.close()
+
+    asyncio.run(main())
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["members", "ring"])
+def test_a_split_mesh_is_told_beside_the_lists(tmp_path: Path, told: Path, verb: str) -> None:
+    folder = tmp_path / "split"
+    folder.mkdir()
+    views(folder, {"a": ("a",), "b": ("b", "c"), "c": ("b", "c")})
+    for flags in ((), ("--json",)):
+        done = run_here("mesh", verb, *flags, cwd=folder)
+        assert done.code == 0
+        assert "the views differ: a does not see b, c" in done.err
+        assert "the views differ: b does not see a" in done.err
+        assert "docs/mesh.md" in done.err
+        assert "differ" not in done.out
+    assert "differ" not in run_here("mesh", verb, cwd=told).err
+
+
+@pytest.mark.parametrize("verb", ["members", "ring"])
+def test_that_nobody_is_there_is_told_with_what_to_try(tmp_path: Path, told: Path, verb: str) -> None:
+    make_database(tmp_path / "empty.db")
+    done = run_here("mesh", verb, "--url", "sqlite:///empty.db", cwd=tmp_path)
+    assert done.code == 0
+    assert "no worker has told of a mesh" in done.err
+    assert "hint: workers join with --mesh" in done.err
+    assert "no worker has told" not in run_here("mesh", verb, cwd=told).err
+    assert (
+        "nobody is on a ring of the queue 'mail'" in run_here("mesh", "ring", "--queue", "mail", cwd=told).err
+    )
+
+
+class TestDoctor:
+    def findings(self, folder: Path, **env: str) -> dict[str, dict[str, str]]:
+        done = run("doctor", "--json", cwd=folder, env={f"FLUXMESH_MESH{k}": v for k, v in env.items()})
+        return {check["name"]: check for check in done.document["checks"]}
+
+    def test_the_mesh_is_no_matter_where_it_is_off_and_nobody_is_in_one(self, tmp_path: Path) -> None:
+        make_database(tmp_path / "fluxmesh.db")
+        assert not {"mesh", "mesh views"} & self.findings(tmp_path).keys()
+
+    def test_settings_that_would_do_and_views_that_agree_are_ok(self, tmp_path: Path) -> None:
+        views(tmp_path, {"a": ("a", "b"), "b": ("a", "b")})
+        port = free_port()
+        checks = self.findings(tmp_path, **{"": "yes", "_PORT": str(port), "_SEEDS": "127.0.0.1"})
+        assert (checks["mesh"]["status"], checks["mesh"]["message"]) == (
+            "ok",
+            f"UDP {port} and TCP {port + 1} of 127.0.0.1, 0 keys, 1 seed",
+        )
+        assert (checks["mesh views"]["status"], checks["mesh views"]["message"]) == ("ok", "2 workers agree")
+
+    def test_what_would_keep_a_worker_out_of_the_mesh_is_told(self, tmp_path: Path) -> None:
+        views(tmp_path, {"a": ("a",), "b": ("a", "b")})
+        checks = self.findings(tmp_path, **{"": "yes", "_SEEDS": "10.0.0.7"})
+        assert checks["mesh"]["status"] == "fail"
+        assert "mesh keygen" in checks["mesh"]["hint"]
+        assert checks["mesh views"]["status"] == "warn"
+        assert checks["mesh views"]["message"] == "a does not see b"
+        (tmp_path / "mesh.key").write_text(keygen())
+        (tmp_path / "mesh.key").chmod(0o644)
+        checks = self.findings(tmp_path, **{"": "yes", "_ENCRYPTION_KEY": "@mesh.key"})
+        assert (checks["mesh"]["status"], checks["mesh"]["hint"]) == ("warn", "chmod 600 mesh.key")
 
 
 def test_a_queue_that_no_mesh_serves_has_no_owner(told: Path) -> None:
@@ -138,6 +216,7 @@ class TestBadInput:
             done = run("worker", "--mesh", "--mesh-port", str(port), "--id", "w", cwd=tmp_path)
         assert done.code == 2, done
         assert f"UDP port {port} of 127.0.0.1 is taken" in done.err
+        assert f"--mesh-port {port + 2}" in done.err
         assert run_here("workers", "--json", cwd=tmp_path).document["items"] == []
 
     def test_a_server_without_a_worker_takes_no_options_of_the_mesh(self, tmp_path: Path) -> None:
@@ -217,3 +296,69 @@ def test_the_worker_of_a_server_is_a_node_too(tmp_path: Path) -> None:
         server.until("worker ready")
         assert server.end() == 0
         assert "leave sent" in server.err
+
+
+def test_options_of_the_mesh_without_the_mesh_are_told(tmp_path: Path) -> None:
+    env = {"FLUXMESH_MESH_SEEDS": "10.0.0.7"}
+    with Running("worker", "--mesh-port", "7980", "--id", "w", cwd=tmp_path, env=env) as worker:
+        worker.until("has no effect without --mesh")
+        worker.until("worker ready")
+        assert worker.end() == 0
+        (line,) = (line for line in worker.err.splitlines() if "has no effect" in line)
+        assert "--mesh-port, mesh_seeds" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "expected"),
+    [
+        ([], {}, []),
+        (["--mesh-port", "7980"], {}, ["--mesh-port"]),
+        ([], {"FLUXMESH_MESH_SEEDS": "a,b"}, ["mesh_seeds"]),
+        (["--mesh-port", "7946"], {}, []),  # as it would be without
+        (["--mesh", "--mesh-port", "7980"], {}, []),
+        (["--no-mesh"], {"FLUXMESH_MESH": "yes", "FLUXMESH_MESH_SEEDS": "a"}, []),  # meant so
+    ],
+)
+def test_only_what_differs_from_its_default_and_was_not_switched_off_has_no_effect(
+    flags: list[str], environ: dict[str, str], expected: list[str], tmp_path: Path
+) -> None:
+    words = ["worker", *flags]
+    options = build_parser(words).parse_args(words)
+    settings = load_settings(mesh_overrides(options), environ=environ, folder=tmp_path)
+    assert idle_settings(options, settings) == expected
+
+
+@pytest.mark.parametrize("command", ["worker", "server"])
+def test_the_examples_of_the_help_are_good_options(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mesh.key").write_text(keygen())
+    shown = run_here(command, "--help", cwd=tmp_path).out
+    examples = [line.split()[1:] for line in shown.splitlines() if line.strip().startswith("fluxmesh ")]
+    assert examples
+    for words in examples:
+        options = build_parser(words).parse_args(words)
+        mesh_of(None, load_settings(mesh_overrides(options), environ={}, folder=tmp_path))
+
+
+def test_a_key_file_that_everybody_may_read_is_a_warning_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "mesh.key").write_text(keygen())
+    (tmp_path / "mesh.key").chmod(0o644)
+    flags = ("--mesh-port", str(free_port()), "--mesh-bind-addr", "127.0.0.1", "--id", "w")
+    with Running("worker", "--mesh", *flags, "--mesh-encryption-key", "@mesh.key", cwd=tmp_path) as worker:
+        worker.until("everybody may read the key of the mesh")
+        worker.until("chmod 600 mesh.key")
+        worker.until("worker ready")
+        assert worker.end() == 0
+
+
+def test_keys_that_can_be_read_only_once_are_read_for_all_processes(tmp_path: Path) -> None:
+    key, pipe = keygen(), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(f"{key}\n",))
+    writer.start()
+    words = ["worker", "--mesh-encryption-key", f"@{pipe}"]
+    options = build_parser(words).parse_args(words)
+    writer.join(timeout=10)
+    assert options.mesh_encryption_key == key

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -383,3 +385,37 @@ def test_d27_a_taken_port_is_said_before_anything_is_announced() -> None:
         other.bind(("127.0.0.1", port))
         with pytest.raises(ValueError, match=rf"mesh_port: UDP port {port} of 127\.0\.0\.1 is taken"):
             Host("one", port=port)
+
+
+def test_the_log_names_a_seed_that_is_not_reached_and_where_a_node_listens() -> None:
+    silent = free_port()
+    seeds = ["nowhere.invalid", f"127.0.0.1:{silent}"]
+    one = Host("one", seeds=seeds, lookup=lambda host: [], encryption_key=keygen(), bind_addr="127.0.0.1")
+    with hosts(one):
+        one.told.wait(lambda: one.told.words().count("seed not reached") == 2)
+    (listening,) = (fields for _, event, fields in one.told.lines if event == "gossip listening")
+    assert (listening["bind"], listening["told"], listening["port"]) == (
+        "127.0.0.1",
+        f"127.0.0.1:{one.port}",
+        one.port,
+    )
+    page = (Path(__file__).parents[2] / "docs" / "mesh.md").read_text("utf-8")
+    for name in one.node.cluster_info():
+        assert f"`{name}`" in page
+    starts = [start.rstrip("…") for start in re.findall(r"`([a-z_]+…?)`", page)]
+    for name in one.node.metrics():
+        assert any(name == start or (start[-1] == "_" and name.startswith(start)) for start in starts), name
+    failed = {f["seed"]: (level, f) for level, event, f in one.told.lines if event == "seed not reached"}
+    assert {level for level, _ in failed.values()} == {"warning"}
+    assert failed["nowhere.invalid"][1]["why"] == "no address is found for it"
+    assert failed[f"127.0.0.1:{silent}"][1]["why"] == f"no answer from 127.0.0.1 port {silent}"
+    assert all("next_try_s" in fields for _, fields in failed.values())
+
+
+def test_the_first_process_of_the_same_worker_is_no_seed_that_somebody_has_mistyped() -> None:
+    silent = f"127.0.0.1:{free_port()}"
+    one = Host("one", seeds=[silent])
+    object.__setattr__(one.options, "sibling_seed", silent)
+    with hosts(one):
+        one.told.wait(lambda: "seed not reached" in one.told.words())
+    assert [level for level, event, _ in one.told.lines if event == "seed not reached"] == ["debug"]

@@ -12,6 +12,7 @@ from fluxmesh.mesh.options import NUMBERS
 from fluxmesh.mesh.ring import Ring
 from fluxmesh.mesh.view import (
     REPORT_MAX_BYTES,
+    MemberReport,
     NodeReport,
     Roster,
     decode_report,
@@ -20,7 +21,7 @@ from fluxmesh.mesh.view import (
     is_worth_telling,
     member_report,
 )
-from fluxmesh.peers import POINTS_MOST, Observation, owner, rings
+from fluxmesh.peers import POINTS_MOST, Observation, owner, rings, unseen
 from tests.mesh.told import member
 
 ME = NodeRef("me", 1)
@@ -192,3 +193,31 @@ class TestDoors:
     def test_nobody_who_serves_a_queue_is_said_so(self) -> None:
         with pytest.raises(NotInMesh, match="serves the queue 'mail'"):
             owner([seen_by("a", "a")], "key", "mail")
+
+
+def told_by(name: str, *members: MemberReport, total: int | None = None) -> Observation:
+    return Observation(
+        worker_id=name,
+        epoch=1,
+        told_at=0.0,
+        members_total=len(members) if total is None else total,
+        members=members,
+        jobs_stolen_in=0,
+        jobs_stolen_out=0,
+    )
+
+
+def test_who_does_not_see_whom_is_told_of_those_who_tell_alone() -> None:
+    a, b, c = (member(name) for name in "abc")
+    whole = [told_by(name, a, b, c) for name in "abc"]
+    assert unseen(whole) == {}
+    assert unseen([told_by("a", a), told_by("b", b, c), told_by("c", b, c)]) == {
+        "a": ("b", "c"),
+        "b": ("a",),
+        "c": ("a",),
+    }
+    assert unseen([told_by("a", a, member("b", standing="dead")), told_by("b", a, b)]) == {"a": ("b",)}
+    for standing in ("suspect", "left"):  # it is seen, and said goodbye before its lease was over
+        assert unseen([told_by("a", a, member("b", standing=standing)), told_by("b", a, b)]) == {}
+    assert unseen([told_by("a", a, b), told_by("b", a, b, c)]) == {}  # c tells nothing
+    assert unseen([told_by("a", a, total=2), told_by("b", a, b)]) == {}  # a part of what it sees

@@ -16,6 +16,8 @@ import pytest
 
 from fluxmesh import (
     AppImportFailed,
+    InvalidOption,
+    MeshWorker,
     Queue,
     Status,
     StorageUnreachable,
@@ -46,6 +48,22 @@ def test_a_worker_that_has_ended_is_not_started_again(queue: Queue) -> None:
     assert repr(worker) == "<WorkerHandle w ended>"
     with pytest.raises(UsageError, match="make a new one"):
         worker.start()
+
+
+@pytest.mark.parametrize("given", [True, {"port": 7_946}, MeshWorker, "yes", 1, {}])
+def test_a_part_in_the_mesh_is_a_mesh_worker_or_false(queue: Queue, given: Any) -> None:
+    for verb in (queue.worker, queue.run_worker):
+        with pytest.raises(InvalidOption, match="neither a MeshWorker nor False") as refused:
+            verb(mesh=given)
+        assert refused.value.field == "mesh"
+        assert "MeshWorker(" in refused.value.hint
+
+
+def test_an_unknown_option_is_told_by_the_verb_that_was_called(queue: Queue) -> None:
+    with pytest.raises(TypeError, match=r"^worker\(\) got .* 'mesh_optionl'; did you mean mesh_optional"):
+        queue.worker(mesh_optionl=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^run_worker\(\) got .* 'clock'"):
+        queue.run_worker(clock=None)  # type: ignore[call-arg]
 
 
 # -- on a thread -----------------------------------------------------------------------------------

@@ -25,6 +25,10 @@ def test_seeds_that_keep_every_promise_exit_with_0_and_show_which_faults_there_w
     assert "FAULT" in out
     assert "seeds: 3" in out
     assert "failed: 0" in out
+    assert "{" not in out
+    table = out.splitlines()[1 : next(n for n, line in enumerate(out.splitlines()) if ": " in line)]
+    assert table
+    assert all(int(row.split()[-2]) > 0 for row in table), "a fault that no seed had"
 
 
 def test_a_broken_promise_exits_with_1_and_tells_how_to_see_it_again(
@@ -44,7 +48,15 @@ def test_a_measurement_is_one_row_for_each_size_and_says_what_is_a_model(
 ) -> None:
     assert simulate("--measure", "3", "--model", "10", "--kills", "40", "--json") == 0
     rows = json.loads(capsys.readouterr().out)["figures"]
-    assert [(row["NODES"], row["BY"]) for row in rows] == [("3", "cores"), ("10", "model")]
+    assert [(row["nodes"], row["by"]) for row in rows] == [(3, "cores"), (10, "model")]
+    assert rows[0]["kills"] == 40
+    for row in rows:
+        assert all(key.isidentifier() and key == key.lower() for key in row)
+        assert all(
+            isinstance(value, int | float) or value is None for key, value in row.items() if key != "by"
+        )
+        assert row["dead_p50_s"] <= row["dead_p99_s"]
+    assert rows[1]["expected_p50_s"] == 2.9
 
 
 @pytest.mark.parametrize("words", [("--seeds", "x"), ("--seeds", "5-3"), ("--nodes", "2"), ("--loss", "90")])

@@ -216,3 +216,11 @@ def test_secrets_are_masked_wherever_settings_are_shown(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption) as refused:
         load(tmp_path, {"mesh_encryption_key": 7})
     assert "7" not in str(refused.value).replace("mesh_encryption_key", "")
+
+
+def test_a_table_where_a_setting_belongs_is_told_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "fluxmesh.toml").write_text('[mesh]\nport = 7950\nencryption_key = "c2VjcmV0"\n')
+    with pytest.raises(InvalidOption, match=r"mesh: is a table in fluxmesh\.toml") as refused:
+        load_settings(environ={}, folder=tmp_path)
+    assert "mesh_port = …" in refused.value.hint
+    assert "c2VjcmV0" not in str(refused.value)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import shutil
+import socket
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,10 +22,11 @@ from fluxmesh.cli.run import run_async
 from fluxmesh.cli.session import described, say_storage, settings_of, storage_of
 from fluxmesh.clock import US, Clock, system_clock
 from fluxmesh.config import Settings
-from fluxmesh.errors import StorageError
+from fluxmesh.errors import InvalidOption, StorageError
 from fluxmesh.events import Event
 from fluxmesh.ids import new_nonce
 from fluxmesh.job import Status
+from fluxmesh.peers import Observation, observe, unseen
 from fluxmesh.query import Query
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.records import NO_WORKER
@@ -103,6 +105,7 @@ async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) ->
             homeless = await _homeless(storage, queues)
             checks += [workers_check(fleet, waiting), queues_check(fleet, queues, homeless)]
             checks.append(beats_check(fleet, info.now_us / US))
+            checks += await mesh_checks(settings, await observe(storage), fleet)
     except StorageError as error:
         checks.append(Check("storage", Health.FAIL, error.message, error.hint))
         return error.exit_code
@@ -110,6 +113,66 @@ async def _ask_storage(settings: Settings, clock: Clock, checks: list[Check]) ->
 
 
 # -- findings ------------------------------------------------------------------------------------------
+
+
+async def mesh_checks(
+    settings: Settings, seen: Sequence[Observation], fleet: Sequence[WorkerInfo]
+) -> list[Check]:
+    """Whether the settings would do for a worker, if the mesh is on, and whether those in it see each
+    other."""
+    checks = []
+    if settings.mesh:
+        here = any(info.hostname == socket.gethostname() and info.status in _ALIVE for info in fleet)
+        checks.append(await _mesh_settings_check(settings, worker_is_here=here))
+    if settings.mesh or seen:
+        checks.append(views_check(seen))
+    return checks
+
+
+async def _mesh_settings_check(settings: Settings, *, worker_is_here: bool) -> Check:
+    from fluxmesh.mesh.names import Names
+    from fluxmesh.mesh.options import MeshWorker, parse_seed
+    from fluxmesh.mesh.ports import bind_ports
+    from fluxmesh.mesh.streams import STREAM_PORT_ABOVE
+
+    try:
+        options = MeshWorker().resolved(settings)
+    except InvalidOption as error:
+        return Check("mesh", Health.FAIL, error.message, error.hint or "docs/mesh.md, Options")
+    hosts = {seed: parse_seed(seed)[0] for seed in options.seeds}
+    found = await Names().addresses(list(hosts.values()))
+    lost = [seed for seed, host in hosts.items() if not found[host]]
+    if lost:
+        text = f"no address is found for the seeds: {', '.join(lost[:5])}"
+        return Check("mesh", Health.WARN, text, "a typo? a worker looks them up again at each try")
+    if options.key_files_open:
+        text = f"others may read {', '.join(options.key_files_open)}"
+        return Check("mesh", Health.WARN, text, f"chmod 600 {options.key_files_open[0]}")
+    if options.is_exposed:
+        text = f"listens at {options.bind_host} without a key"
+        return Check("mesh", Health.WARN, text, "`fluxmesh mesh keygen` makes a key")
+    try:
+        bind_ports(options.bind_host, options.port).close()
+    except InvalidOption as error:
+        if error.field != "mesh_port" or not worker_is_here:
+            return Check("mesh", Health.WARN, error.message, error.hint)
+    keys, seeds = len(options.encryption_key), len(options.seeds)
+    counts = f"{keys} {'key' if keys == 1 else 'keys'}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
+    ports = f"UDP {options.port} and TCP {options.port + STREAM_PORT_ABOVE}"
+    return Check("mesh", Health.OK, f"{ports} of {options.bind_host}, {counts}")
+
+
+def views_check(seen: Sequence[Observation]) -> Check:
+    """Whether all workers of the mesh that tell storage what they see, see each other."""
+    split = unseen(seen)
+    if not seen:
+        hint = "workers join with --mesh; one tells a few seconds after its start"
+        return Check("mesh views", Health.WARN, "no worker has told of a mesh", hint)
+    if split:
+        name, names = next(iter(split.items()))
+        text = f"{name} does not see {', '.join(names[:5])}" + ("" if len(split) == 1 else ", and others")
+        return Check("mesh views", Health.WARN, text, "`fluxmesh mesh members` shows who sees whom")
+    return Check("mesh views", Health.OK, "1 worker" if len(seen) == 1 else f"{len(seen)} workers agree")
 
 
 def python_check(version: tuple[int, ...]) -> Check:

@@ -28,6 +28,10 @@ MEMBERS = (
     "RTT MS",
     "SINCE",
 )
+NOBODY_HINT = "workers join with --mesh; one tells a few seconds after its start"
+SPLIT_HINT = "just started or gone? else the firewall, seeds or keys: docs/mesh.md, When something is wrong"
+SPLIT_LINES = 5
+SPLIT_NAMES = 5
 RINGS = ("QUEUE", "WORKER", "POINTS", "SHARE", "SEEN BY")
 _NUMBERS = ("EPOCH", "IN RING", "SLOTS", "RUNNING", "HELD", "RTT MS", "POINTS", "SHARE")
 
@@ -71,7 +75,7 @@ def configure(parser: Parser) -> None:
 
 def _members(options: Options) -> int:
     async def command(storage: Storage, _settings: Settings) -> int:
-        seen = await peers.observe(storage)
+        everybody = seen = await peers.observe(storage)
         if options.by is not None:
             seen = [one for one in seen if one.worker_id == options.by]
             if not seen:
@@ -84,9 +88,31 @@ def _members(options: Options) -> int:
             output.json_document({"items": seen, "next_cursor": None})
         else:
             output.table(MEMBERS, _rows(seen), right=_NUMBERS)
+        _note_what_is_odd(everybody)
         return 0
 
     return with_storage(options, command)
+
+
+def _note_what_is_odd(seen: Sequence[peers.Observation], queue: str | None = None) -> None:
+    """On stderr: that there is nothing to show, or that the workers do not see each other."""
+    output.flush()
+    if not seen:
+        output.note(f"no worker has told of a mesh\nhint: {NOBODY_HINT}")
+    elif queue is not None and not peers.rings(seen, queue):
+        output.note(f"nobody is on a ring of the queue {queue!r}\nhint: `fluxmesh mesh ring` shows all")
+    split = peers.unseen(seen)
+    for worker_id, names in list(split.items())[:SPLIT_LINES]:
+        output.note(f"the views differ: {output.safe(worker_id)} does not see {output.safe(listed(names))}")
+    if len(split) > SPLIT_LINES:
+        output.note(f"the views differ: so it is with {len(split) - SPLIT_LINES} more workers")
+    if split:
+        output.note(f"hint: {SPLIT_HINT}")
+
+
+def listed(names: Sequence[str]) -> str:
+    more = len(names) - SPLIT_NAMES
+    return ", ".join(names[:SPLIT_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _rows(seen: Sequence[peers.Observation]) -> list[tuple[str, ...]]:
@@ -130,7 +156,8 @@ def _ring(options: Options) -> int:
     queue = None if options.queue is None else checked_queue(options.queue)
 
     async def command(storage: Storage, _settings: Settings) -> int:
-        told = peers.rings(await peers.observe(storage), queue)
+        seen = await peers.observe(storage)
+        told = peers.rings(seen, queue)
         if options.json:
             output.json_document({"items": told, "next_cursor": None})
         else:
@@ -146,6 +173,7 @@ def _ring(options: Options) -> int:
                 for member in ring.members
             ]
             output.table(RINGS, rows, right=_NUMBERS)
+        _note_what_is_odd(seen, queue)
         return 0
 
     return with_storage(options, command)

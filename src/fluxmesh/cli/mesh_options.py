@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 from typing import Any, Final
 
 from fluxmesh.cli.parser import Options, Parser, comma_list, count
-from fluxmesh.config import ENV_PREFIX, NAMES
+from fluxmesh.config import ENV_PREFIX, NAMES, Settings
 from fluxmesh.errors import InvalidOption
+from fluxmesh.mesh.keyfiles import read_keys
 
 MESH_SETTINGS: Final = tuple(name for name in NAMES if name == "mesh" or name.startswith("mesh_"))
 KEY: Final = "mesh_encryption_key"
 KEY_VARIABLE: Final = ENV_PREFIX + KEY.upper()
-KEY_FILE_MOST: Final = 4 << 10
 _SWITCHES: Final = {
     "mesh": "be a node of the mesh: workers that know each other (no)",
     "mesh_steal": "take work from others and give it (yes)",
-    "mesh_insecure": "listen beyond this machine without a key (no)",
+    "mesh_insecure": "permit to listen beyond this machine without a key (no)",
     "mesh_optional": "run without the mesh if it cannot be had (no)",
 }
 _NUMBERS: Final[dict[str, tuple[int, int, str]]] = {
@@ -81,19 +81,14 @@ def _number(least: float, most: float) -> Any:
 
 
 def _keys(text: str) -> str:
-    """The keys, or those of @FILE, which nobody else can read off the list of processes. No message shows
-    any of them."""
-    if not text.startswith("@"):
+    """As it was given: every process reads @FILE by itself. What can be read only once, such as a pipe, is
+    read now. No message shows a key."""
+    if not text.startswith("@") or os.path.isfile(text[1:]) or not os.path.exists(text[1:]):
         return text
     try:
-        with Path(text[1:]).open(encoding="utf-8") as file:
-            keys = file.read(KEY_FILE_MOST).split()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise argparse.ArgumentTypeError(f"{text[1:200]}: {why}") from None
-    if not keys:
-        raise argparse.ArgumentTypeError(f"{text[1:200]} holds no key; `fluxmesh mesh keygen` makes one")
-    return ",".join(keys)
+        return ",".join(read_keys(text[1:])[0])
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(error.message.partition(": ")[2]) from None
 
 
 def mesh_overrides(options: Options) -> dict[str, Any]:
@@ -110,6 +105,19 @@ def mesh_flags(options: Options) -> list[str]:
         elif name != KEY:
             flags += [flag_of(name), ",".join(value) if isinstance(value, tuple) else str(value)]
     return flags
+
+
+def idle_settings(options: Options, settings: Settings) -> list[str]:
+    """What is set for a mesh, other than by default, while the worker is in none: flags, and settings by
+    their names. None if the mesh was switched off on purpose, by a flag."""
+    if settings.mesh or getattr(options, "mesh", None) is False:
+        return []
+    default = Settings()
+    return [
+        name if getattr(options, name, None) is None else flag_of(name)
+        for name in MESH_SETTINGS
+        if getattr(settings, name) != getattr(default, name)
+    ]
 
 
 def refuse_without_worker(options: Options) -> None:

@@ -79,7 +79,7 @@ def run(options: Options) -> int:
             {
                 "ok": not broken and not off,
                 "seeds": summary(outcomes) if outcomes else None,
-                "figures": [figures.row() for figures in measured],
+                "figures": [figures.document() for figures in measured],
                 "off": off,
                 "broken": [{"seed": one.seed, "rule": one.rule, "told": one.told} for one in broken],
             }
@@ -129,7 +129,9 @@ def _print(measured: list[Figures], outcomes: list[Outcome]) -> None:
     if outcomes:
         output.table(("FAULT", "SEEDS", "FAILED"), histogram(outcomes), right=("SEEDS", "FAILED"))
         for name, value in summary(outcomes).items():
-            output.line(f"{name}: {value}")
+            if isinstance(value, dict):
+                value = ", ".join(f"{what} ({number})" for what, number in value.items()) or "none"
+            output.line(f"{name.replace('_', ' ')}: {value}")
 
 
 def _seeds(text: str) -> range:

@@ -17,7 +17,14 @@ from fluxmesh.cli.reload import add_reload_options, run_reloading
 from fluxmesh.cli.run import end_by_signal, on_end_of_file
 from fluxmesh.cli.serving import add_serving_options, serving_of
 from fluxmesh.cli.session import announce, opener, say_storage, settings_of
-from fluxmesh.cli.worker import check_mesh, child_argv, child_environ, child_flags, settings_of_app
+from fluxmesh.cli.worker import (
+    check_mesh,
+    child_argv,
+    child_environ,
+    child_flags,
+    settings_of_app,
+    warn_without_mesh,
+)
 from fluxmesh.clock import system_clock
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, InvalidOption
@@ -98,6 +105,8 @@ def _run(options: Options) -> int:
 
     say_storage(settings)
     configure_logs(settings.log_level, settings.log_format)
+    if children:
+        warn_without_mesh(options, settings)
     with listen(options.host, options.port) as listening:
         plan = _Plan(settings, access, children, options.stop_at_eof)
         return asyncio.run(_serve(plan, listening))

@@ -16,6 +16,7 @@ from fluxmesh.cli.mesh_options import (
     KEY_VARIABLE,
     MESH_SETTINGS,
     add_mesh_options,
+    idle_settings,
     mesh_flags,
     mesh_overrides,
 )
@@ -40,7 +41,7 @@ def configure(parser: Parser) -> None:
         "fluxmesh worker",
         "fluxmesh worker --app app:queue --concurrency 16 --processes 2",
         "fluxmesh worker --queues critical,high --reserve critical=1",
-        "fluxmesh worker --mesh --mesh-seeds 10.0.0.7,10.0.0.8",
+        "fluxmesh worker --mesh --mesh-encryption-key @mesh.key --mesh-seeds 10.0.0.7,10.0.0.8",
     )
     parser.set_defaults(run=_run)
     add_serving_options(parser)
@@ -81,6 +82,7 @@ def _run(options: Options) -> int:
         tier_names_as_queues=serving.by_names,
     )
     configure_logs(settings.log_level, settings.log_format)
+    warn_without_mesh(options, settings)
     flags = child_flags(options, settings, serving)
     children = [
         ChildSpec(name, (*child_argv(name, flags), CHILD_FLAG, str(number)), child_environ(options))
@@ -105,6 +107,14 @@ def check_mesh(settings: Settings, processes: int) -> None:
     """Raises InvalidOption now for what would keep a child from starting."""
     for number in (0, processes - 1):
         mesh_of(None, settings, child=number)
+
+
+def warn_without_mesh(options: Options, settings: Settings) -> None:
+    """Logs are to be configured before."""
+    from fluxmesh.obs.log import get_logger
+
+    if names := idle_settings(options, settings):
+        get_logger("mesh").warning("has no effect without --mesh", given=", ".join(names))
 
 
 def child_ids(worker_id: str, processes: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Final
 from fluxmesh.errors import InvalidOption
 from fluxmesh.mesh.addresses import canonical, host_refusal, is_loopback, is_wide
 from fluxmesh.mesh.messages import Address
-from fluxmesh.mesh.options import DEFAULT_PORT, MeshWorker, parse_host, parse_seed
+from fluxmesh.mesh.options import DEFAULT_PORT, LISTEN_HINT, MeshWorker, parse_host, parse_seed
 
 Lookup = Callable[[str], Sequence[str]]  # the addresses of a name; none if it has none
 Source = Callable[[str, int], str | None]  # the own address of a connection to there; None: no way there
@@ -42,14 +42,19 @@ def advertised_address(options: MeshWorker, lookup: Lookup, source: Source) -> A
 
 def _explicit(given: str, options: MeshWorker, own: str, lookup: Lookup) -> Address | str:
     host, port = parse_host("mesh_advertise_addr", given)
-    found = _of_family(own, [host] if canonical(host) else lookup(host))
+    looked_up = [host] if canonical(host) else lookup(host)
+    found = _of_family(own, looked_up)
+    if not looked_up:
+        return f"{given} has no address: it does not resolve on this machine"
     if not found:
-        return f"{given} has no address" + ("" if own == "::" else " of the kind it listens at")
+        return f"{given} has no address of the kind that {own} hears"
     refusal = ""
     for address in found:
         refusal = host_refusal(address)
         if not refusal and is_loopback(address) and options.seeds_elsewhere:
             refusal = "loopback, and there are seeds on other machines"
+        if not refusal and is_loopback(own) and not is_loopback(address):
+            refusal = f"{address} is told to others, but this worker listens at {own} only"
         if not refusal:
             return Address(address, options.port if port is None else port)
     return f"{given}: {refusal}"
@@ -82,7 +87,8 @@ def find_address(options: MeshWorker) -> Address:
     InvalidOption."""
     found = advertised_address(options, _look_up, _source_of_connection)
     if isinstance(found, str):
-        raise InvalidOption("mesh_advertise_addr", f"no address to be reached at: {found}", hint=_HINT)
+        hint = LISTEN_HINT if is_loopback(options.bind_host) else _HINT
+        raise InvalidOption("mesh_advertise_addr", f"no address to be reached at: {found}", hint=hint)
     return found
 
 

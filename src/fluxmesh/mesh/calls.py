@@ -119,7 +119,7 @@ class Calls:
             if is_complete:
                 self.joiner.succeeded(sender)
         if not goes_on:
-            self.joiner.ended(pending.to, pending.why, sender)
+            self.joiner.ended(pending.to, pending.why, sender, now)
 
     def _was_answered(self, sender: NodeRef | None) -> None:
         member = None if sender is None else self.voice.table.find(sender)

@@ -62,7 +62,9 @@ EventKind = Literal[
     "meta",  # the particulars of a member are known or have changed
     "fenced",  # somebody holds our id under a higher epoch: stop claiming
     "accused",  # we were suspected or declared dead, and said no
-    "probe_resolved",  # a seed's name was resolved, or a probe found an answer by a detour
+    "probe_resolved",  # a probe found an answer by a detour
+    "seed_failed",  # a seed has no address, or nobody answers there
+    "seed_reached",  # one that had failed
     "surge",  # a peer has surplus now
     "gone",  # our own leave is complete: the shell may close
 ]
@@ -70,13 +72,15 @@ EventKind = Literal[
 
 class Emit(Struct, frozen=True):
     """Something worth telling: a log event, a counter, a change of ring or targets. `text` names the how and
-    why."""
+    why, `seed` the seed as configured, `again_ns` how long from now it is tried again."""
 
     kind: EventKind
     record: Record | None = None
     meta: Meta | None = None
     load: Load | None = None
     text: str = ""
+    seed: str = ""
+    again_ns: int = 0
 
 
 class Resolve(Struct, frozen=True):

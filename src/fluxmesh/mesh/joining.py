@@ -11,6 +11,7 @@ from fluxmesh.mesh.member import Member
 from fluxmesh.mesh.messages import Address, NodeRef, Standing
 from fluxmesh.mesh.probe import Prober
 from fluxmesh.mesh.pushpull import PushPull
+from fluxmesh.mesh.seeds import SeedReport
 from fluxmesh.mesh.timing import S
 from fluxmesh.mesh.voice import Voice
 
@@ -49,6 +50,7 @@ class Joiner:
         self._queue: list[Address] = []
         self._dialled: dict[Address, None] = {}
         self._returned_ns: int | None = None
+        self._report = SeedReport(voice)
 
     # --- seeds ------------------------------------------------------------------------------------------
 
@@ -60,17 +62,18 @@ class Joiner:
         wait = self._retry_ns if alone else RETRY_MAX_NS
         self._retry_ns = min(2 * self._retry_ns, RETRY_MAX_NS) if alone else RETRY_FIRST_NS
         # A tenth of chance, so that a fleet that starts together does not dial together.
-        self.voice.arm(("seeds", 0), now + int(wait * (1 + 0.1 * self._rng.random())))
+        wait = int(wait * (1 + 0.1 * self._rng.random()))
+        self._report.next_try_ns = now + wait
+        self.voice.arm(("seeds", 0), now + wait)
         self.voice.put(Resolve(self.seeds))
 
-    def on_resolved(self, addresses: dict[str, list[Address]]) -> None:
+    def on_resolved(self, addresses: dict[str, list[Address]], now: int) -> None:
         alive = {row.address for row in self.voice.table.living if row.record.standing == Standing.ALIVE}
-        found: list[Address] = []
+        by_seed: dict[str, list[Address]] = {}
         for seed in self.seeds:
-            for address in addresses.get(seed, ()):
-                plain = _plain(address)
-                if plain is not None and plain not in found:
-                    found.append(plain)
+            plain = (_plain(address) for address in addresses.get(seed, ()))
+            by_seed[seed] = list(dict.fromkeys(address for address in plain if address is not None))
+        found = list(dict.fromkeys(address for several in by_seed.values() for address in several))
         if len(found) > ADDRESSES_MAX:
             found = self._rng.sample(found, ADDRESSES_MAX)
         self._queue = [
@@ -78,6 +81,7 @@ class Joiner:
             for address in found
             if address not in self._ours and address not in alive and not self._is_alive_there(address)
         ]
+        self._report.begin(by_seed, found=found, dialled=self._queue, now=now)
         self._dial()
 
     def _is_alive_there(self, address: Address) -> bool:
@@ -93,7 +97,7 @@ class Joiner:
             if address not in self._dialled and self.pushpull.start(address, why="seed"):
                 self._dialled[address] = None
 
-    def ended(self, to: Address, why: str, sender: NodeRef | None) -> None:
+    def ended(self, to: Address, why: str, sender: NodeRef | None, now: int) -> None:
         """A dial is over: the next may begin. `sender` is who answered."""
         if why != "seed":
             return
@@ -102,6 +106,7 @@ class Joiner:
             _remember(self._ours, to, None)
         elif sender is not None:
             _remember(self._ids, to, sender)
+        self._report.dialled(to, now, answered=sender is not None)
         self._dial()
 
     def succeeded(self, sender: NodeRef) -> None:

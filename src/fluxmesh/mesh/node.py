@@ -61,11 +61,14 @@ _TOLD: Final[dict[str, tuple[str, str]]] = {
     "left": ("info", "member left"),
     "accused": ("warning", "accused by a peer"),
     "probe_resolved": ("warning", "probe resolved"),
+    "seed_failed": ("warning", "seed not reached"),
+    "seed_reached": ("info", "seed reached"),
     "forgotten": ("debug", "member forgotten"),
     "meta": ("debug", "member described itself"),
     "surge": ("debug", "peer has surplus"),
 }
-_QUIET: Final = frozenset({"meta", "surge", "forgotten", "probe_resolved"})  # no reason to look anew at once
+# No reason to look anew at once:
+_QUIET: Final = frozenset({"meta", "surge", "forgotten", "probe_resolved", "seed_failed", "seed_reached"})
 
 
 class MeshNode:
@@ -352,8 +355,9 @@ class MeshNode:
                 "info",
                 "gossip listening",
                 {
-                    "host": self._address.host,
-                    "port": self._address.port,
+                    "bind": self._options.bind_host,
+                    "told": f"{self._address.host}:{self._address.port}",
+                    "port": self._ports.port,
                     "sealed": bool(options.encryption_key),
                     "receive_buffer_bytes": self._ports.receive_buffer_bytes,
                 },
@@ -396,6 +400,8 @@ class MeshNode:
         told = _TOLD.get(event.kind)
         if told is not None:
             level, words = told
+            if event.seed and event.seed == self._options.sibling_seed:
+                level = "debug"  # nobody has named it, and its supervisor watches over it
             self._tell(level, words, _fields_of(event))
         if event.kind == "gone":
             self._gone.set()
@@ -449,6 +455,10 @@ def _fields_of(event: Emit) -> dict[str, object]:
         }
         if record.accuser:
             fields["by"] = record.accuser
+    if event.seed:
+        fields["seed"] = event.seed
     if event.text:
-        fields["how"] = event.text
+        fields["why" if event.kind == "seed_failed" else "how"] = event.text
+    if event.again_ns:
+        fields["next_try_s"] = round(event.again_ns / 1e9, 1)
     return fields

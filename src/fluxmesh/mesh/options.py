@@ -17,6 +17,7 @@ from typing import Any, Final
 from fluxmesh.config import telling_arguments
 from fluxmesh.errors import InvalidOption, shown
 from fluxmesh.mesh.addresses import canonical, host_refusal, is_loopback, is_wide
+from fluxmesh.mesh.keyfiles import KEYGEN_HINT, given_keys
 from fluxmesh.mesh.messages import Meta
 from fluxmesh.mesh.seal import KEY_BYTES, KEYS_MAX, Envelope, Keyring, Plain, Sealed
 from fluxmesh.mesh.timing import MS, Timing
@@ -26,9 +27,7 @@ SETTING_PREFIX: Final = "mesh_"
 DEFAULT_PORT: Final = 7_946
 PORTS_EACH: Final = 2  # datagrams, and streams one above
 SEEDS_MAX: Final = 256
-KEYGEN_HINT: Final = (
-    "make a key with `fluxmesh mesh keygen` and give it to all workers as mesh_encryption_key"
-)
+LISTEN_HINT: Final = "let it listen beyond this machine: mesh_bind_addr, such as 0.0.0.0"
 _HOST_MAX: Final = 253
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -74,15 +73,15 @@ class MeshWorker:
     `steal_batch`: most jobs of one steal; `steal_threshold`: ask others when no more than so many are held.
     `virtual_nodes`: points on the ring. `bind_addr`: 0.0.0.0 with a key, 127.0.0.1 without.
     `advertise_addr`: where others reach it, found out if not given. `encryption_key`: base64 of 32 bytes,
-    or several; the first seals, all open. `steal_rate_limit`: requests per peer and second, 0 = any.
-    `protocol_period_ms`, `indirect_ping_count`, `suspicion_multiplier`: how fast and how surely death is
-    noticed. `insecure`: listen beyond this machine, or have seeds there, without a key.
+    or @FILE with it, or several; the first seals, all open. `steal_rate_limit`: requests per peer and
+    second, 0 = any. `protocol_period_ms`, `indirect_ping_count`, `suspicion_multiplier`: how fast and how
+    surely death is noticed. `insecure`: permit to listen beyond this machine, and seeds there, without a key.
 
     Raises InvalidOption. What options allow only together is checked by `resolved`, when it is known what
     the settings add.
     """
 
-    __slots__ = ("_given", "_keys", "sibling_seed", *NAMES)
+    __slots__ = ("_given", "_keys", "key_files_open", "sibling_seed", *NAMES)
 
     port: int
     seeds: tuple[str, ...]
@@ -101,6 +100,7 @@ class MeshWorker:
     suspicion_multiplier: int
     insecure: bool
     sibling_seed: str | None  # the one among `seeds` that is the first process of the same worker
+    key_files_open: tuple[str, ...]  # files of its keys that everybody on the machine may read
     _given: dict[str, Any]
     _keys: tuple[bytes, ...]
 
@@ -135,8 +135,10 @@ class MeshWorker:
         put(self, "insecure", _yes_or_no("insecure", values.get("insecure", False)))
         put(self, "bind_addr", _bind(values.get("bind_addr")))
         put(self, "advertise_addr", _advertise(values.get("advertise_addr")))
-        keys = _keys(values.get("encryption_key", ()))
+        texts, files_open = given_keys(_texts("encryption_key", values.get("encryption_key", ())))
+        keys = _keys(texts)
         put(self, "encryption_key", tuple(keys))
+        put(self, "key_files_open", files_open)
         put(self, "_keys", tuple(keys.values()))
         put(self, "sibling_seed", None)
 
@@ -190,20 +192,32 @@ class MeshWorker:
         return _made(given, None if first in self.seeds else first)
 
     def _check_together(self) -> None:
+        if self.advertise_addr is not None:
+            self._check_advertised(self.advertise_addr)
         if self._keys:
             return
         elsewhere = [seed for seed in self.seeds if not is_loopback(parse_seed(seed)[0])]
         if elsewhere and not self.insecure:
             raise InvalidOption(
                 "mesh_encryption_key",
-                f"is missing, and the seed {shown(elsewhere[0])} is on another machine",
-                hint=KEYGEN_HINT,
+                f"is missing, and the seed {shown(elsewhere[0])} may be on another machine",
+                hint=f"{KEYGEN_HINT}; for workers of this machine alone localhost is the seed, without a key",
             )
         if not is_loopback(self.bind_host) and not self.insecure:
             raise InvalidOption(
                 "mesh_bind_addr",
                 f"{self.bind_host} can be reached from elsewhere, and there is no key",
                 hint=f"{KEYGEN_HINT}, or set mesh_insecure where nobody else is on the network",
+            )
+
+    def _check_advertised(self, given: str) -> None:
+        """A name is held to the same when it is looked up (mesh/advertise.py)."""
+        host, _ = parse_host("mesh_advertise_addr", given)
+        if canonical(host) is not None and is_loopback(self.bind_host) and not is_loopback(host):
+            raise InvalidOption(
+                "mesh_advertise_addr",
+                f"{shown(given)} would be told to others, but this worker listens at {self.bind_host} only",
+                hint=LISTEN_HINT,
             )
 
     # -- what follows --------------------------------------------------------------------------------------
@@ -351,7 +365,9 @@ def _bind(value: object) -> str | None:
     address = canonical(value) if isinstance(value, str) else None
     if address is None:
         raise InvalidOption(
-            "mesh_bind_addr", f"{shown(value)} is not an IP address", hint="0.0.0.0, or one of it"
+            "mesh_bind_addr",
+            f"{shown(value)} is not an IP address",
+            hint="an address of this machine, not a name; 0.0.0.0 means all of them",
         )
     if not is_wide(address) and (refusal := host_refusal(address)):
         raise InvalidOption("mesh_bind_addr", f"{shown(value)}: {refusal}", hint="an address of this machine")
@@ -373,9 +389,8 @@ def _advertise(value: object) -> str | None:
     return value.strip()
 
 
-def _keys(value: object) -> Mapping[str, bytes]:
+def _keys(texts: Sequence[str]) -> Mapping[str, bytes]:
     """Each key as it was given and as its bytes. No message shows any of it."""
-    texts = _texts("encryption_key", value)
     if len(texts) > KEYS_MAX:
         raise InvalidOption(
             "mesh_encryption_key",

@@ -34,9 +34,9 @@ def bind_ports(host: str, port: int) -> Ports:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened: list[socket.socket] = []
     try:
-        udp = _bound(opened, family, socket.SOCK_DGRAM, host, port)
+        udp = _bound(opened, family, socket.SOCK_DGRAM, host, port, of=port)
         udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        tcp = _bound(opened, family, socket.SOCK_STREAM, host, port + STREAM_PORT_ABOVE)
+        tcp = _bound(opened, family, socket.SOCK_STREAM, host, port + STREAM_PORT_ABOVE, of=port)
         return Ports(udp, tcp)
     except BaseException:
         for sock in opened:
@@ -45,8 +45,9 @@ def bind_ports(host: str, port: int) -> Ports:
 
 
 def _bound(
-    opened: list[socket.socket], family: int, kind: socket.SocketKind, host: str, port: int
+    opened: list[socket.socket], family: int, kind: socket.SocketKind, host: str, port: int, *, of: int
 ) -> socket.socket:
+    """`of`: the port that was asked for, to which this one belongs."""
     what = "UDP" if kind is socket.SOCK_DGRAM else "TCP"
     try:
         sock = socket.socket(family, kind)
@@ -67,8 +68,9 @@ def _bound(
                 "mesh_bind_addr", f"{host} is no address of this machine", hint="0.0.0.0 means all of them"
             ) from None
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+        other = of + 2 if of + 2 + STREAM_PORT_ABOVE < 65_536 else of - 2
         raise InvalidOption(
             "mesh_port",
             f"{what} port {port} of {host} {why}",
-            hint="a mesh worker needs two ports, the second one above the first; give it others",
+            hint=f"a mesh worker needs two ports, the second one above: give it others, --mesh-port {other}",
         ) from None

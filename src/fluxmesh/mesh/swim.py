@@ -286,7 +286,7 @@ class Swim:
 
     def on_resolved(self, addresses: dict[str, list[Address]], now: int) -> list[Effect]:
         if self.phase is Phase.PRESENT:
-            self.joiner.on_resolved(addresses)
+            self.joiner.on_resolved(addresses, now)
         return self._done(now)
 
     # --- timers -----------------------------------------------------------------------------------------

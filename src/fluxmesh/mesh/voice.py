@@ -91,9 +91,11 @@ class Voice:
         meta: Meta | None = None,
         load: Load | None = None,
         text: str = "",
+        seed: str = "",
+        again_ns: int = 0,
     ) -> None:
         self.count(f"event_{kind}")
-        self._out.append(Emit(kind, record, meta, load, text))
+        self._out.append(Emit(kind, record, meta, load, text, seed, again_ns))
 
     def count(self, name: str) -> None:
         if name in self.counts or len(self.counts) < _COUNTERS_MAX:

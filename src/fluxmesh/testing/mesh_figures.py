@@ -58,6 +58,29 @@ class Figures(Struct, frozen=True, kw_only=True):
             "MISSED": str(self.missed),
         }
 
+    def document(self) -> dict[str, object]:
+        """The same as numbers, for machines: seconds, shares and counts; null where there is nothing to
+        tell."""
+        expected = None if self.loss else EXPECTED_DEAD_S.get(self.nodes)
+        return {
+            "nodes": self.nodes,
+            "by": self.by,
+            "loss": self.loss,
+            "kills": self.kills,
+            "dead_p50_s": _number(self.dead_ns, 0.5),
+            "dead_p99_s": _number(self.dead_ns, 0.99),
+            "expected_p50_s": expected[0] if expected else None,
+            "expected_p99_s": expected[1] if expected else None,
+            "spread_p50_s": _number(self.spread_ns, 0.5),
+            "everywhere_p50_s": _number(self.everywhere_ns, 0.5),
+            "everywhere_worst_s": _number(self.everywhere_ns, 1.0),
+            "packets_per_s": round(self.packets_per_s, 3),
+            "bytes_per_s": round(self.bytes_per_s, 1) if self.bytes_per_s else None,
+            "false_dead": self.false_dead,
+            "false_suspects": self.false_suspects,
+            "missed": self.missed,
+        }
+
     def off(self) -> list[str]:
         """Where it is farther from what is expected than allowed; nothing where nothing is expected."""
         expected = EXPECTED_DEAD_S.get(self.nodes)
@@ -79,6 +102,10 @@ class Figures(Struct, frozen=True, kw_only=True):
 def quantile(values: Sequence[int], share: float) -> int:
     """Of a sorted list, the nearest rank; 0 of nothing."""
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else 0
+
+
+def _number(values: Sequence[int], share: float) -> float | None:
+    return round(quantile(values, share) / S, 3) if values else None
 
 
 def _seconds(values: Sequence[int], share: float) -> str:

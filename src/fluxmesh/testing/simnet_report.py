@@ -11,14 +11,16 @@ from fluxmesh.testing.simnet_run import Outcome
 
 
 def histogram(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
-    """For each kind of fault: in how many seeds it was enabled, and how many of these broke a promise."""
+    """For each kind of fault that happened: in how many seeds it was enabled, and how many of these broke a
+    promise."""
     enabled = Counter(kind for outcome in outcomes for kind in outcome.kinds)
     failed = Counter(kind for outcome in outcomes if outcome.problem for kind in outcome.kinds)
-    return [(str(kind), str(enabled[kind]), str(failed[kind])) for kind in Kind]
+    return [(str(kind), str(enabled[kind]), str(failed[kind])) for kind in Kind if enabled[kind]]
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
-    """Totals of a run of seeds; times are virtual."""
+    """Totals of a run of seeds; times are virtual. `healed_worst_s`: the longest from the last fault to one
+    table everywhere."""
     happened: Counter[str] = Counter()
     emitted: Counter[str] = Counter()
     for outcome in outcomes:
@@ -33,9 +35,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
             sorted(Counter(str(outcome.nodes) for outcome in outcomes).items(), key=lambda p: int(p[0]))
         ),
         "events": sum(outcome.steps for outcome in outcomes),
-        "changes checked": sum(outcome.checks for outcome in outcomes),
-        "virtual seconds": round(sum(outcome.virtual_ns for outcome in outcomes) / S),
-        "one table after the last fault, worst seconds": round(healed[-1], 2) if healed else None,
+        "changes_checked": sum(outcome.checks for outcome in outcomes),
+        "virtual_seconds": round(sum(outcome.virtual_ns for outcome in outcomes) / S),
+        "healed_worst_s": round(healed[-1], 2) if healed else None,
         "happened": dict(sorted(happened.items())),
         "told": dict(sorted(emitted.items())),
     }

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Literal
 
 from fluxmesh.config import Settings
-from fluxmesh.errors import FluxMeshError, InvalidOption
+from fluxmesh.errors import FluxMeshError, InvalidOption, shown
 from fluxmesh.obs.log import get_logger
 from fluxmesh.storage.values import Registration, Standing, WorkerView
 
@@ -52,6 +52,12 @@ def mesh_of(
         return None
     from fluxmesh.mesh.options import MeshWorker
 
+    if given is not None and not isinstance(given, MeshWorker):
+        raise InvalidOption(
+            "mesh",
+            f"{shown(given)} is neither a MeshWorker nor False",
+            hint="such as mesh=MeshWorker(port=7946)",
+        )
     return (given or MeshWorker()).resolved(settings, child=child)
 
 
@@ -130,6 +136,8 @@ class Meshing:
                 host=options.bind_host,
                 hint="anybody there can speak for a worker; `fluxmesh mesh keygen` makes a key",
             )
+        for name in options.key_files_open:
+            _log.warning("everybody may read the key of the mesh", file=name, hint=f"chmod 600 {name}")
         self._ports = bind_ports(options.bind_host, options.port)
         try:
             async with asyncio.timeout(PREPARE_S):

@@ -54,8 +54,8 @@ def test_a_given_name_is_looked_up_for_an_address_of_our_kind() -> None:
 @pytest.mark.parametrize(
     ("addresses", "words"),
     [
-        ([], "me.example has no address"),
-        (["2001:db8::9"], "has no address of the kind it listens at"),
+        ([], "me.example has no address: it does not resolve on this machine"),
+        (["2001:db8::9"], "me.example has no address of the kind that 0.0.0.0 hears"),
         (["0.0.0.0"], "me.example: unspecified address"),
         (["224.0.0.1"], "me.example: multicast address"),
         (["127.0.1.1"], "me.example: loopback, and there are seeds on other machines"),
@@ -73,6 +73,19 @@ def test_a_given_name_that_leads_nowhere_is_refused_and_nothing_else_is_tried(
 def test_of_a_name_with_several_addresses_the_first_good_one_counts() -> None:
     lookup = names({"me.example": ["127.0.1.1", "192.0.2.9"]})
     assert found(keyed(advertise_addr="me.example", seeds="10.0.0.1"), lookup) == Address("192.0.2.9", 7_946)
+
+
+def test_what_is_told_must_be_heard_by_a_worker_that_listens_at_loopback_only() -> None:
+    with pytest.raises(InvalidOption, match=r"listens at 127\.0\.0\.1 only") as refused:
+        MeshWorker(insecure=True, seeds="192.0.2.9", advertise_addr="192.0.2.2").resolved()
+    assert refused.value.field == "mesh_advertise_addr"
+    assert "mesh_bind_addr" in refused.value.hint
+    with pytest.raises(InvalidOption, match=r"listens at 127\.0\.0\.1 only"):
+        keyed(advertise_addr="192.0.2.2:8000", bind_addr="127.0.0.1").resolved()
+    answer = found(MeshWorker(advertise_addr="me.example"), names({"me.example": ["192.0.2.9"]}))
+    assert answer == "me.example: 192.0.2.9 is told to others, but this worker listens at 127.0.0.1 only"
+    assert found(MeshWorker(advertise_addr="127.0.0.5").resolved()) == Address("127.0.0.5", 7_946)
+    assert found(keyed(advertise_addr="192.0.2.2").resolved()) == Address("192.0.2.2", 7_946)
 
 
 def test_a_single_address_that_it_listens_at_comes_second() -> None:
@@ -144,4 +157,7 @@ def test_a_machine_that_shows_none_is_told_what_to_give() -> None:
     with pytest.raises(InvalidOption, match="which the seeds on other machines cannot reach") as refused:
         find_address(keyed(seeds="10.0.0.1", bind_addr="127.0.0.1"))
     assert refused.value.field == "mesh_advertise_addr"
+    assert "mesh_bind_addr" in refused.value.hint
+    with pytest.raises(InvalidOption, match="does not resolve") as refused:
+        find_address(keyed(advertise_addr="nobody.invalid"))
     assert "mesh_advertise_addr" in refused.value.hint

@@ -179,6 +179,18 @@ def test_a_seed_elsewhere_needs_a_key(seeds: str) -> None:
     assert MeshWorker(seeds=seeds, encryption_key=KEY).resolved().bind_host == "0.0.0.0"
 
 
+def test_the_own_machines_name_as_a_seed_is_told_what_does_without_a_key() -> None:
+    with pytest.raises(InvalidOption, match="may be on another machine") as refused:
+        MeshWorker(seeds="this-host").resolved()
+    assert "localhost" in refused.value.hint
+
+
+def test_a_name_to_listen_at_is_told_to_be_an_address() -> None:
+    with pytest.raises(InvalidOption, match="'this-host' is not an IP address") as refused:
+        MeshWorker(bind_addr="this-host")
+    assert "not a name" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     "seeds", ["", "localhost", "localhost:8000", "127.0.0.1", "127.3.2.1:9000", "[::1]:7946", "::1"]
 )
