@@ -14,7 +14,9 @@ from fluxmesh.mesh.timing import MEMBERS_MAX, TOMBSTONE_NS
 TOMBSTONES_MAX: Final = (
     4_096  # the oldest goes first; a fleet that restarts under new ids must not fill memory
 )
-INCARNATION_MAX: Final = 1 << 62  # nobody comes near it by refuting; a claim beyond could never be refuted
+# The highest that a subject may say of itself. What others say of it has to stay below: whoever is accused raises
+# its incarnation by one, and nobody would believe the answer.
+INCARNATION_MAX: Final = 1 << 62
 
 
 def outranks(claim: Record, held: Record | None) -> bool:
@@ -23,6 +25,14 @@ def outranks(claim: Record, held: Record | None) -> bool:
     if held is None:
         return True
     return (claim.epoch, claim.incarnation, claim.standing) > (held.epoch, held.incarnation, held.standing)
+
+
+def is_answerable(claim: Record) -> bool:
+    """Whether its subject could outbid it. Alive at the bound is what an answer may be; that one nobody has to
+    outbid."""
+    return claim.incarnation < INCARNATION_MAX or (
+        claim.incarnation == INCARNATION_MAX and claim.standing == Standing.ALIVE
+    )
 
 
 def merge(held: Record | None, claim: Record) -> Record:

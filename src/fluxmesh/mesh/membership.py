@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from fluxmesh.mesh.addresses import host_refusal
 from fluxmesh.mesh.detector import Suspicion
-from fluxmesh.mesh.member import INCARNATION_MAX, Member, outranks, softened, with_standing
+from fluxmesh.mesh.member import INCARNATION_MAX, Member, is_answerable, outranks, softened, with_standing
 from fluxmesh.mesh.messages import Address, NodeRef, Record, Standing
 from fluxmesh.mesh.voice import CORRECTIONS_MAX, Voice
 
@@ -44,7 +44,7 @@ class Membership:
 
     def hear(self, claim: Record, now: int, *, teller: Member | None = None) -> None:
         """News that came with a packet."""
-        if claim.incarnation > INCARNATION_MAX or host_refusal(claim.host):
+        if not is_answerable(claim) or host_refusal(claim.host):
             self.voice.count("claims_unusable")
         elif claim.worker_id == self.voice.me.worker_id:
             self._answer(claim, now, teller)
@@ -231,34 +231,18 @@ class Membership:
             self.voice.tell("fenced", claim, text=f"run {claim.epoch} of this id is there")
 
     def _raise_above(self, incarnation: int) -> None:
-        own = self.voice.record
-        self.announce(
-            Record(
-                own.worker_id,
-                own.epoch,
-                incarnation + 1,
-                own.standing,
-                own.host,
-                own.port,
-                own.meta_hash,
-            )
-        )
+        self._announce_at(incarnation + 1, self.voice.record.meta_hash)
 
     def describe(self, meta_hash: int) -> None:
         """Our particulars have changed."""
         own = self.voice.record
         if own.meta_hash != meta_hash:
-            self.announce(
-                Record(
-                    own.worker_id,
-                    own.epoch,
-                    own.incarnation + 1,
-                    own.standing,
-                    own.host,
-                    own.port,
-                    meta_hash,
-                )
-            )
+            self._announce_at(own.incarnation + 1, meta_hash)
+
+    def _announce_at(self, incarnation: int, meta_hash: int) -> None:
+        own = self.voice.record
+        at = min(incarnation, INCARNATION_MAX)  # beyond it nobody would listen
+        self.announce(Record(own.worker_id, own.epoch, at, own.standing, own.host, own.port, meta_hash))
 
     def announce(self, record: Record) -> None:
         """From now on we say this of ourselves."""

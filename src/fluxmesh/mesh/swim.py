@@ -393,7 +393,8 @@ class Swim:
         self.joiner.on_seeds_timer(now)
 
     def _leave(self, now: int) -> None:
-        if self.phase is Phase.IDLE:
+        if self.phase in (Phase.IDLE, Phase.FENCED):
+            # Whatever a fenced one said would be said in the name of the newer run.
             self._go()
         if self.phase is not Phase.PRESENT:
             return
@@ -433,7 +434,10 @@ class Swim:
 
     def _done(self, now: int) -> list[Effect]:
         if self.membership.is_fenced and self.phase in _HEARS:
+            is_leaving = self.phase is not Phase.PRESENT
             self.phase = Phase.FENCED
+            if is_leaving:
+                self._go()
         if self.phase is Phase.LEAVING and not self.table.living and not self.voice.calls:
             self._go()  # there is nobody to say goodbye to, and nobody whom a call may have told of us
         if not self._gossip_is_armed and self.phase in _HEARS:

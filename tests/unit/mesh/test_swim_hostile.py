@@ -1,0 +1,88 @@
+"""What a member that lies can do to others: little, and not for long."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluxmesh.mesh.effects import Leave, Send
+from fluxmesh.mesh.member import INCARNATION_MAX
+from fluxmesh.mesh.messages import Exchange, Ping, Standing, TcpPing
+from fluxmesh.mesh.swim import Phase
+from tests.unit.mesh.driving import ME, Bench, a_record, about_me, of, packets, told
+
+ACCUSED = [Standing.SUSPECT, Standing.DEAD, Standing.LEFT]
+
+# --- incarnations ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("standing", ACCUSED)
+@pytest.mark.parametrize("way", ["news", "ping", "exchange", "tcp ping"])
+def test_no_accusation_is_heard_that_its_subject_could_not_outbid(standing: Standing, way: str) -> None:
+    bench = Bench(5)
+    mine = about_me(standing, INCARNATION_MAX)
+    if way == "news":
+        bench.hear(1, news=[mine, a_record(2, standing=standing, incarnation=INCARNATION_MAX, accuser="x")])
+    elif way == "ping":
+        bench.hear(1, Ping(7, ME, mine))
+    elif way == "exchange":
+        other = a_record(2, standing=standing, incarnation=INCARNATION_MAX, accuser="x")
+        bench.ask(1, Exchange([mine, other], [], []))
+    else:
+        bench.ask(1, TcpPing(ME, mine))
+    assert bench.core.record.incarnation == 0
+    assert bench.standing(2) is Standing.ALIVE
+
+
+@pytest.mark.parametrize("standing", [Standing.SUSPECT, Standing.DEAD])
+def test_the_highest_accusation_that_is_heard_can_be_refuted(standing: Standing) -> None:
+    bench, witness = Bench(5), Bench(5)
+    bench.hear(1, news=[about_me(standing, INCARNATION_MAX - 1)])
+    answer = bench.core.record
+    assert (answer.incarnation, answer.standing) == (INCARNATION_MAX, Standing.ALIVE)
+    witness.hear(1, news=[a_record(2, standing=standing, incarnation=INCARNATION_MAX - 1, accuser="x")])
+    assert witness.standing(2) is standing
+    witness.hear(1, news=[a_record(2, incarnation=answer.incarnation)])
+    assert witness.standing(2) is Standing.ALIVE
+
+
+def test_nobody_goes_beyond_the_bound_of_incarnations_himself() -> None:
+    bench = Bench(5)
+    bench.hear(1, news=[about_me(Standing.ALIVE, INCARNATION_MAX)])
+    assert bench.core.record.incarnation == INCARNATION_MAX
+    bench.core.membership.describe(4711)
+    assert (bench.core.record.incarnation, bench.core.record.meta_hash) == (INCARNATION_MAX, 4711)
+
+
+def test_who_stands_at_the_bound_is_still_found_dead_by_our_own_eyes() -> None:
+    bench = Bench(3)
+    bench.hear(1, news=[a_record(2, incarnation=INCARNATION_MAX)])
+    bench.round_of(2)
+    bench.round()
+    assert bench.standing(2) is Standing.SUSPECT
+    bench.fire(bench.suspicion_timer(2))
+    assert bench.standing(2) is Standing.DEAD
+
+
+# --- a fenced node --------------------------------------------------------------------------------------
+
+
+def test_a_fenced_node_that_is_to_leave_is_gone_at_once_and_without_a_word() -> None:
+    bench = Bench(5)
+    bench.hear(1, news=[about_me(Standing.ALIVE, epoch=ME.epoch + 1)])
+    effects = bench.do(bench.core.command(Leave(), bench.now))
+    assert told(effects) == [("gone", ME.worker_id)]
+    assert of(effects, Send) == []
+    assert bench.core.phase is Phase.GONE
+    assert told(bench.do(bench.core.command(Leave(), bench.now))) == []
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+def test_a_leaving_node_that_is_fenced_is_gone_at_once(lingers: bool) -> None:  # noqa: FBT001
+    bench = Bench(5)
+    bench.do(bench.core.command(Leave(), bench.now))
+    if lingers:
+        bench.fire(("leave", 0))
+    effects = bench.hear(1, news=[about_me(Standing.ALIVE, epoch=ME.epoch + 1)])
+    assert told(effects) == [("fenced", ME.worker_id), ("gone", ME.worker_id)]
+    assert packets(effects) == []
+    assert bench.core.phase is Phase.GONE
