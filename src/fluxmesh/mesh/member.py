@@ -14,8 +14,8 @@ from fluxmesh.mesh.timing import MEMBERS_MAX, TOMBSTONE_NS
 TOMBSTONES_MAX: Final = (
     4_096  # the oldest goes first; a fleet that restarts under new ids must not fill memory
 )
-# The highest that a subject may say of itself. What others say of it has to stay below: whoever is accused raises
-# its incarnation by one, and nobody would believe the answer.
+# The highest that a subject may say of itself. What others say of it has to stay below: whoever is accused
+# raises its incarnation by one, and nobody would believe an answer beyond the bound.
 INCARNATION_MAX: Final = 1 << 62
 
 
@@ -28,8 +28,7 @@ def outranks(claim: Record, held: Record | None) -> bool:
 
 
 def is_answerable(claim: Record) -> bool:
-    """Whether its subject could outbid it. Alive at the bound is what an answer may be; that one nobody has to
-    outbid."""
+    """Whether its subject could outbid it. Alive at the bound may be an answer, and accuses nobody."""
     return claim.incarnation < INCARNATION_MAX or (
         claim.incarnation == INCARNATION_MAX and claim.standing == Standing.ALIVE
     )
@@ -85,6 +84,7 @@ class Member:
     notice_ns: int | None = None  # when it was last told something unasked
     suspicion: Suspicion | None = None
     load: Load | None = None
+    word: int | None = None  # the counter of the load that its own latest packet brought
     born_ns: int = 0  # when that load was true
     ready_since_ns: int | None = None
     told_hash: int | None = None  # the particulars that were last told of
@@ -99,7 +99,7 @@ class Member:
         if record.epoch != self.record.epoch:
             self.answered = self.owed = self.behind = False
             self.greetings = 0
-            self.rtt_ns = self.load = self.ready_since_ns = self.told_hash = None
+            self.rtt_ns = self.load = self.word = self.ready_since_ns = self.told_hash = None
             self.detour_ns = self.outdated = None
         if record.standing != self.record.standing or record.epoch != self.record.epoch:
             self.since_ns = now

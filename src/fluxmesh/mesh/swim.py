@@ -206,7 +206,7 @@ class Swim:
         else:
             row.behind = row.behind or packet.incarnation > row.record.incarnation
             for load in packet.loads:
-                self.surge.hear(load, now)
+                self.surge.hear(load, now, teller=sender)
             self._on_message(message, row, src, now)
             if not (isinstance(message, Ping) and message.target == self.me):
                 self._tell_what_is_due(packet, row, src, now, is_notice=bool(ours))

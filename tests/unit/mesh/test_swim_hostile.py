@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fluxmesh.mesh.effects import Leave, Send
+from fluxmesh.mesh.effects import Leave, Send, UpdateLoad
+from fluxmesh.mesh.loads import COUNTER_MAX, LEAP_MAX
 from fluxmesh.mesh.member import INCARNATION_MAX
-from fluxmesh.mesh.messages import Exchange, Ping, Standing, TcpPing
+from fluxmesh.mesh.messages import Exchange, Flag, Load, Ping, Standing, TcpPing
 from fluxmesh.mesh.swim import Phase
 from tests.unit.mesh.driving import ME, Bench, a_record, about_me, of, packets, told
 
@@ -77,7 +78,7 @@ def test_a_fenced_node_that_is_to_leave_is_gone_at_once_and_without_a_word() -> 
 
 
 @pytest.mark.parametrize("lingers", [False, True])
-def test_a_leaving_node_that_is_fenced_is_gone_at_once(lingers: bool) -> None:  # noqa: FBT001
+def test_a_leaving_node_that_is_fenced_is_gone_at_once(lingers: bool) -> None:
     bench = Bench(5)
     bench.do(bench.core.command(Leave(), bench.now))
     if lingers:
@@ -86,3 +87,58 @@ def test_a_leaving_node_that_is_fenced_is_gone_at_once(lingers: bool) -> None:  
     assert told(effects) == [("fenced", ME.worker_id), ("gone", ME.worker_id)]
     assert packets(effects) == []
     assert bench.core.phase is Phase.GONE
+
+
+# --- loads ----------------------------------------------------------------------------------------------
+
+
+def a_load(number: int, counter: int, *, running: int = 0) -> Load:
+    return Load(f"peer-{number}", 1, counter, running=running, capacity=8, flags=int(Flag.READY))
+
+
+def held(bench: Bench, number: int) -> tuple[int, int]:
+    load = bench.core.table.rows[f"peer-{number}"].load
+    assert load is not None
+    return load.counter, load.running
+
+
+@pytest.mark.parametrize("forged", [4, LEAP_MAX, COUNTER_MAX, COUNTER_MAX + 1, (1 << 63) - 1])
+def test_a_forged_load_does_not_mute_its_subject(forged: int) -> None:
+    bench = Bench(3)
+    bench.hear(2, loads=[a_load(1, forged, running=8)])
+    bench.hear(1, loads=[a_load(1, 3, running=1)])
+    assert held(bench, 1) == (3, 1)
+    # Nor do others who still pass the lie on, or only for as long as it counts no more than could be true.
+    bench.hear(2, loads=[a_load(1, forged, running=8)])
+    assert held(bench, 1) == ((3, 1) if forged > LEAP_MAX + 3 else (forged, 8))
+    bench.hear(1, loads=[a_load(1, 4, running=2)])
+    assert held(bench, 1) == (4, 2)
+    bench.hear(3, loads=[a_load(1, 5, running=3)])
+    assert held(bench, 1) == (5, 3)
+
+
+def test_a_lie_in_the_name_of_the_sender_is_over_with_its_next_packet() -> None:
+    bench = Bench(3)
+    bench.hear(1, loads=[a_load(1, 3, running=1)])
+    bench.hear(1, loads=[a_load(1, COUNTER_MAX, running=8)])
+    bench.hear(1, loads=[a_load(1, 4, running=2)])
+    assert held(bench, 1) == (4, 2)
+
+
+def test_a_packet_that_was_overtaken_takes_no_word_back() -> None:
+    bench = Bench(3)
+    for counter, running in [(5, 5), (3, 3), (5, 6)]:
+        bench.hear(1, loads=[a_load(1, counter, running=running)])
+        assert held(bench, 1) == (5, 5)
+
+
+def test_what_others_pass_on_under_our_name_is_outbid() -> None:
+    bench = Bench(3)
+    load = Load("", 0, 0, running=1, capacity=8, flags=int(Flag.READY))
+    bench.do(bench.core.command(UpdateLoad(load), bench.now))
+    bench.hear(2, loads=[Load(ME.worker_id, ME.epoch, 77, running=8)])
+    own = bench.core.voice.loads.own
+    assert own is not None
+    assert (own.counter, own.running) == (78, 1)
+    bench.hear(2, loads=[Load(ME.worker_id, ME.epoch, COUNTER_MAX), Load(ME.worker_id, ME.epoch + 1, 90)])
+    assert bench.core.voice.loads.own == own
