@@ -122,6 +122,7 @@ class Table:
     numbers: dict[int, Member] = field(default_factory=dict)
     living: list[Member] = field(default_factory=list)  # Alive and Suspect; the order means nothing
     tombs: dict[str, Member] = field(default_factory=dict)  # Dead and Left, the oldest first
+    by_hash: dict[int, dict[int, Member]] = field(default_factory=dict)  # the living by what describes them
     next_number: int = 1
 
     @property
@@ -144,8 +145,10 @@ class Table:
             self.next_number += 1
             self.rows[record.worker_id] = self.numbers[row.number] = row
         else:
+            self._unlist_hash(row)
             row.take(record, now)
         if row.is_living:
+            self.by_hash.setdefault(record.meta_hash, {})[row.number] = row
             self.tombs.pop(record.worker_id, None)
             if row.position < 0:
                 row.position = len(self.living)
@@ -153,6 +156,10 @@ class Table:
         else:
             self._bury(row)
         return row
+
+    def holders(self, meta_hash: int) -> list[Member]:
+        """The living whose particulars have this hash."""
+        return list(self.by_hash.get(meta_hash, {}).values())
 
     def expire(self, now: int) -> list[Member]:
         """Forget tombstones that are over."""
@@ -192,6 +199,13 @@ class Table:
         self.tombs[row.record.worker_id] = row
         if len(self.tombs) > TOMBSTONES_MAX:
             self._forget(next(iter(self.tombs.values())))
+
+    def _unlist_hash(self, row: Member) -> None:
+        holders = self.by_hash.get(row.record.meta_hash)
+        if holders is not None:
+            holders.pop(row.number, None)
+            if not holders:
+                del self.by_hash[row.record.meta_hash]
 
     def _make_room(self) -> bool:
         if not self.tombs:

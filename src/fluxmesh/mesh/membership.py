@@ -69,7 +69,7 @@ class Membership:
         if row is None or held is None or outranks(claim, held):
             self._adopt(claim, row, now)
         elif row.suspicion is not None and _is_same_accusation(claim, held):
-            self._confirm(claim, row)
+            self._confirm(claim, row, now)
         elif teller is not None and outranks(held, claim) and not (row.is_living and _is_alive(claim)):
             # An outdated Alive of a living node does no harm. Who still accuses one that said no, or believes
             # in one that is gone, acts on it.
@@ -82,14 +82,16 @@ class Membership:
         if is_due and row not in outdated and len(outdated) < _OUTDATED_MAX:
             teller.outdated = [*outdated, row]
 
-    def _confirm(self, claim: Record, row: Member) -> None:
+    def _confirm(self, claim: Record, row: Member, now: int) -> None:
         """Another accuser of a suspect: the wait gets shorter, and others shall know, too."""
         suspicion = row.suspicion
         if suspicion is None or claim.accuser == claim.worker_id:
             return
         if suspicion.confirm(claim.accuser, timing=self.voice.timing):
             self.voice.news.put(claim)
-            self.voice.arm(("suspicion", row.number), suspicion.deadline_ns(self.voice.timing))
+            # That may have been over for a while; a timer is for what is to come.
+            deadline = max(now, suspicion.deadline_ns(self.voice.timing))
+            self.voice.arm(("suspicion", row.number), deadline)
 
     def _adopt(self, claim: Record, row: Member | None, now: int) -> None:
         before = row.record if row is not None else None
@@ -160,12 +162,12 @@ class Membership:
         # If it lives and only we do not hear it, it shall say so while others still do.
         self.voice.correct(member.address, member, now)
 
-    def push_out(self, late_ns: int) -> None:
+    def push_out(self, late_ns: int, now: int) -> None:
         """We stood still: everybody we suspect gets that time back."""
         for member in self.table.living:
             if member.suspicion is not None:
                 member.suspicion.push_out(late_ns)
-                deadline = member.suspicion.deadline_ns(self.voice.timing)
+                deadline = max(now, member.suspicion.deadline_ns(self.voice.timing))
                 self.voice.arm(("suspicion", member.number), deadline)
 
     def end_suspicions(self) -> None:

@@ -20,14 +20,16 @@ from fluxmesh.mesh.messages import (
     Standing,
     TcpPing,
 )
-from fluxmesh.mesh.timing import MS, S
+from fluxmesh.mesh.timing import MS, SCORE_MAX, S
 from fluxmesh.mesh.voice import Pending, Voice
 
 RELAYS_MAX: Final = 256  # pings for others under way; more are left to other helpers
+RELAYS_OF_STRANGERS_MAX: Final = 64  # of them for those who never answered us: names cost a liar nothing
+# An honest asker has one probe open, and the relay of the one before may not have ended here yet.
+RELAYS_AN_ASKER: Final = 2
 HELLOS_MAX: Final = 64
 DETOUR_QUIET_NS: Final = 600 * S  # once told, not every period for as long as the short way is shut
 _NACK_AT: Final = 0.8  # of the window
-_WINDOW_MAX_NS: Final = 60 * S
 
 
 @dataclass(slots=True)
@@ -100,6 +102,7 @@ class Prober:
         self.round_trips = RoundTrips()
         self.open: Probe | None = None
         self.relays: dict[int, Relay] = {}
+        self._relays_of: dict[NodeRef, list[int]] = {}
         self.hellos: dict[int, tuple[NodeRef, int]] = {}
         self._rng = rng
 
@@ -192,6 +195,7 @@ class Prober:
         for seq in self.relays:
             self.voice.disarm(("relay", seq))
         self.relays.clear()
+        self._relays_of.clear()
         self.hellos.clear()
         self.voice.arm(("round", 0), now + self.voice.timing.period_ns)
 
@@ -277,15 +281,17 @@ class Prober:
     # --- for others -------------------------------------------------------------------------------------
 
     def on_ping_req(self, message: PingReq, asker: Member, src: Address, now: int) -> None:
-        if len(self.relays) >= RELAYS_MAX:
+        if not self._has_room_for(asker):
             self.voice.count("relays_crowded_out")
             return
         row = self.voice.table.rows.get(message.target.worker_id)
         if row is not None and (row.record.epoch > message.target.epoch or not row.is_living):
             # The asker has not heard what became of it, and is about to suspect one who left.
             self.membership.owe(asker, row)
-        window = min(message.window_ms * MS, _WINDOW_MAX_NS)
+        # Nobody has longer than its period, stretched as far as poor health does.
+        window = min(message.window_ms * MS, self.voice.timing.period_ns * (SCORE_MAX + 1))
         seq = self.voice.new_seq()
+        self._relays_of.setdefault(asker.ref, []).append(seq)
         self.relays[seq] = Relay(message.seq, asker.ref, src, message.target, now + window)
         self.voice.arm(("relay", seq), now + int(window * _NACK_AT))
         ping = Ping(seq, message.target)
@@ -298,13 +304,23 @@ class Prober:
         else:
             self.voice.say_bare(to, ping)
 
+    def _has_room_for(self, asker: Member) -> bool:
+        """Whether another relay may begin. An asker that has its share already has given up the oldest of
+        them: it asks about one at a time."""
+        own = self._relays_of.get(asker.ref, ())
+        if len(own) >= RELAYS_AN_ASKER:
+            self._end_relay(own[0])
+        if len(self.relays) >= RELAYS_MAX:
+            return False
+        return asker.answered or len(self.relays) < RELAYS_OF_STRANGERS_MAX
+
     def on_relay_timer(self, seq: int, now: int) -> None:
         """At 0.8 of the window the asker hears that we at least are well; at its end we stop listening."""
         relay = self.relays.get(seq)
         if relay is None:
             return
         if relay.is_nacked:
-            del self.relays[seq]
+            self._end_relay(seq)
             return
         relay.is_nacked = True
         self.voice.arm(("relay", seq), relay.ends_ns)
@@ -313,5 +329,9 @@ class Prober:
             self.voice.say(relay.reply_to, Nack(relay.seq), asker, now)
 
     def _end_relay(self, seq: int) -> None:
-        del self.relays[seq]
+        asker = self.relays.pop(seq).asker
+        own = self._relays_of[asker]
+        own.remove(seq)
+        if not own:
+            del self._relays_of[asker]
         self.voice.disarm(("relay", seq))

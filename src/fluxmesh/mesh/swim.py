@@ -364,7 +364,7 @@ class Swim:
             self.voice.count("stalls")
             self.voice.health.blame(1)
             self.prober.void(now)
-            self.membership.push_out(late_ns)
+            self.membership.push_out(late_ns, now)
         return self._done(now)
 
     # --- commands ---------------------------------------------------------------------------------------

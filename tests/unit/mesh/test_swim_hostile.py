@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import pytest
 
-from fluxmesh.mesh.effects import Leave, Send, UpdateLoad
+from fluxmesh.mesh.effects import Effect, Leave, Send, UpdateLoad
 from fluxmesh.mesh.loads import COUNTER_MAX, LEAP_MAX
-from fluxmesh.mesh.member import INCARNATION_MAX
-from fluxmesh.mesh.messages import Exchange, Flag, Load, Ping, Standing, TcpPing
+from fluxmesh.mesh.member import INCARNATION_MAX, Member
+from fluxmesh.mesh.messages import Exchange, Flag, Load, Meta, NodeRef, Ping, PingReq, Standing, TcpPing
+from fluxmesh.mesh.particulars import SPARE_MAX
+from fluxmesh.mesh.probe import RELAYS_AN_ASKER, RELAYS_MAX, RELAYS_OF_STRANGERS_MAX
 from fluxmesh.mesh.swim import Phase
-from tests.unit.mesh.driving import ME, Bench, a_record, about_me, of, packets, told
+from fluxmesh.mesh.timing import METAS_MAX, SCORE_MAX, Timing
+from fluxmesh.mesh.wire import meta_hash
+from tests.unit.mesh.driving import ME, Bench, a_record, about_me, address_of, of, packets, told
 
 ACCUSED = [Standing.SUSPECT, Standing.DEAD, Standing.LEFT]
 
@@ -142,3 +149,103 @@ def test_what_others_pass_on_under_our_name_is_outbid() -> None:
     assert (own.counter, own.running) == (78, 1)
     bench.hear(2, loads=[Load(ME.worker_id, ME.epoch, COUNTER_MAX), Load(ME.worker_id, ME.epoch + 1, 90)])
     assert bench.core.voice.loads.own == own
+
+
+# --- particulars ----------------------------------------------------------------------------------------
+
+
+def a_meta(number: int) -> Meta:
+    return Meta((f"queue-{number}",), (0,), 4)
+
+
+def test_metas_are_matched_to_members_by_their_hash_and_not_by_a_look_at_everybody() -> None:
+    bench = Bench(3)
+    metas = [a_meta(number) for number in range(METAS_MAX)]
+    unknown = Exchange([], [], metas)
+
+    class Watched(list[Member]):
+        walks = 0
+
+        def __iter__(self) -> Iterator[Member]:
+            Watched.walks += 1
+            return super().__iter__()
+
+    bench.core.table.living = Watched(bench.core.table.living)
+    bench.ask(1, unknown)
+    assert Watched.walks == 0
+
+
+def test_those_who_live_are_listed_by_their_hash_whatever_becomes_of_them() -> None:
+    bench = Bench(40)
+    rng = random.Random(4)
+    for _ in range(2_000):
+        number, standing = rng.randrange(1, 60), rng.choice(list(Standing))
+        record = a_record(
+            number,
+            standing=standing,
+            incarnation=rng.randrange(40),
+            epoch=rng.randrange(1, 4),
+            accuser="x",
+            meta_hash=rng.randrange(1, 6),
+        )
+        bench.hear(1, news=[record])
+    table = bench.core.table
+    for digest in {*table.by_hash, *range(1, 6)}:
+        expected = [row for row in table.living if row.record.meta_hash == digest]
+        assert sorted(row.number for row in table.holders(digest)) == sorted(row.number for row in expected)
+        assert (digest in table.by_hash) == bool(expected)
+
+
+def test_a_member_that_changes_its_hash_without_end_fills_no_memory() -> None:
+    bench = Bench(3)
+    for step in range(8):
+        metas = [a_meta(1_000 * step + k) for k in range(100)]
+        for k, meta in enumerate(metas):
+            record = a_record(2, incarnation=100 * step + k + 1, meta_hash=meta_hash(meta))
+            bench.ask(1, Exchange([record], [], [meta]))
+            known = len(bench.core.particulars._known)
+            assert known <= len(bench.core.table.by_hash) + SPARE_MAX + 1
+
+
+# --- relays ---------------------------------------------------------------------------------------------
+
+
+def relayed(effects: list[Effect], number: int) -> bool:
+    return address_of(number) in [to for to, _ in packets(effects)]
+
+
+def a_request(seq: int, number: int, *, window_ms: int = 400) -> PingReq:
+    to = address_of(number)
+    return PingReq(seq, NodeRef(f"peer-{number}", 1), to.host, to.port, window_ms)
+
+
+def test_one_asker_cannot_take_the_relays_of_others() -> None:
+    bench = Bench(4)
+    for seq in range(2 * RELAYS_MAX):
+        assert relayed(bench.hear(1, a_request(seq, 4, window_ms=60_000)), 4)
+    assert bench.core.counters()["relays_open"] == RELAYS_AN_ASKER
+    assert relayed(bench.hear(2, a_request(7, 4)), 4)
+
+
+def test_askers_that_never_answered_cannot_take_the_relays_of_those_who_did() -> None:
+    bench = Bench(4)
+    made_up = range(10, 10 + RELAYS_MAX)
+    bench.hear(1, news=[a_record(number) for number in made_up[:20]])
+    for start in range(20, RELAYS_MAX, 20):
+        bench.hear(1, news=[a_record(number) for number in made_up[start : start + 20]])
+    for number in made_up:
+        bench.hear(number, a_request(number, 4))
+    assert bench.core.counters()["relays_open"] == RELAYS_OF_STRANGERS_MAX
+    assert relayed(bench.hear(2, a_request(7, 4)), 4)
+
+
+def test_a_relay_lasts_no_longer_than_the_longest_period_of_an_asker() -> None:
+    bench = Bench(4)
+    start = bench.now
+    bench.hear(1, a_request(7, 4, window_ms=60_000))
+    for _ in range(2):
+        (timer,) = [timer for timer in bench.timers if timer[0] == "relay"]
+        bench.fire(timer)
+    assert bench.now - start == (SCORE_MAX + 1) * Timing().period_ns
+    assert bench.core.counters()["relays_open"] == 0
+    assert bench.core.prober._relays_of == {}
