@@ -75,7 +75,6 @@ class Member:
     greetings: int = 0
     rtt_ns: int | None = None
     position: int = -1  # among the living, else -1
-    listed: bool = False  # stands in the order of probes
     owed: bool = False  # it holds something old of us: our own record goes with the next packet
     outdated: list[Member] | None = None  # rows of which it told something old: they go with the next packet
     corrected: int = 0  # how often this record was told for that reason
@@ -114,6 +113,52 @@ class Member:
 
 
 @dataclass(slots=True)
+class Roll:
+    """Members of whom each has its turn once before anybody has a second, by chance; a newcomer has it in
+    what is left of the round. Every step costs the same however many they are; who is gone takes no room."""
+
+    rows: list[Member] = field(default_factory=list)  # the first `due` have not had their turn
+    due: int = 0
+    _places: dict[int, int] = field(default_factory=dict)
+
+    def add(self, member: Member) -> None:
+        place = len(self.rows)
+        self.rows.append(member)
+        self._places[member.number] = place
+        self._swap(place, self.due)
+        self.due += 1
+
+    def remove(self, member: Member) -> None:
+        place = self._places.get(member.number)
+        if place is None:
+            return
+        if place < self.due:
+            self.due -= 1
+            self._swap(place, self.due)
+            place = self.due
+        self._swap(place, len(self.rows) - 1)
+        self.rows.pop()
+        del self._places[member.number]
+        if not self.rows:
+            self._places.clear()  # an emptied dict keeps the room of its best days, a cleared one does not
+
+    def pick(self, rng: random.Random) -> Member | None:
+        """Whose turn it is; None when nobody is there."""
+        if not self.rows:
+            return None
+        self.due = self.due or len(self.rows)
+        self._swap(rng.randrange(self.due), self.due - 1)
+        self.due -= 1
+        return self.rows[self.due]
+
+    def _swap(self, one: int, other: int) -> None:
+        rows = self.rows
+        rows[one], rows[other] = rows[other], rows[one]
+        self._places[rows[one].number] = one
+        self._places[rows[other].number] = other
+
+
+@dataclass(slots=True)
 class Table:
     """Every node but ourselves, one row an id. Orders are those of arrival, so that chance alone decides and
     the same input gives the same choice on every Python."""
@@ -122,6 +167,8 @@ class Table:
     numbers: dict[int, Member] = field(default_factory=dict)
     living: list[Member] = field(default_factory=list)  # Alive and Suspect; the order means nothing
     tombs: dict[str, Member] = field(default_factory=dict)  # Dead and Left, the oldest first
+    met: Roll = field(default_factory=Roll)  # the living that have answered us in this run
+    unmet: Roll = field(default_factory=Roll)  # the other living: anybody may have made them up
     by_hash: dict[int, dict[int, Member]] = field(default_factory=dict)  # the living by what describes them
     next_number: int = 1
 
@@ -138,6 +185,7 @@ class Table:
     def put(self, record: Record, now: int) -> Member | None:
         """Adopt a record that outranks what is held; None when there is no room for another node."""
         row = self.rows.get(record.worker_id)
+        is_new_run = row is not None and row.record.epoch != record.epoch
         if row is None:
             if len(self.rows) >= MEMBERS_MAX and not self._make_room():
                 return None
@@ -146,6 +194,8 @@ class Table:
             self.rows[record.worker_id] = self.numbers[row.number] = row
         else:
             self._unlist_hash(row)
+            if is_new_run:
+                self._unroll(row)
             row.take(record, now)
         if row.is_living:
             self.by_hash.setdefault(record.meta_hash, {})[row.number] = row
@@ -153,6 +203,9 @@ class Table:
             if row.position < 0:
                 row.position = len(self.living)
                 self.living.append(row)
+                (self.met if row.answered else self.unmet).add(row)
+            elif is_new_run:
+                self.unmet.add(row)
         else:
             self._bury(row)
         return row
@@ -171,9 +224,25 @@ class Table:
             gone.append(row)
         return gone
 
-    def choose(self, rng: random.Random, count: int, fits: Callable[[Member], bool]) -> list[Member]:
-        """Up to `count` different living rows that fit, by chance; fewer only if there are no more."""
-        living = self.living
+    def answered(self, row: Member) -> None:
+        """It has answered us itself."""
+        if not row.answered:
+            row.answered = True
+            if row.is_living:
+                self.unmet.remove(row)
+                self.met.add(row)
+
+    def choose(
+        self,
+        rng: random.Random,
+        count: int,
+        fits: Callable[[Member], bool],
+        *,
+        among: list[Member] | None = None,
+    ) -> list[Member]:
+        """Up to `count` different rows of the living, or of those `among` them, that fit, by chance; fewer
+        only if there are no more."""
+        living = self.living if among is None else among
         if count <= 0:
             return []
         if len(living) > 8 * count:
@@ -194,11 +263,16 @@ class Table:
                 self.living[row.position] = last
                 last.position = row.position
             row.position = -1
+            self._unroll(row)
         # Moved to the end: a run that died later is forgotten later.
         self.tombs.pop(row.record.worker_id, None)
         self.tombs[row.record.worker_id] = row
         if len(self.tombs) > TOMBSTONES_MAX:
             self._forget(next(iter(self.tombs.values())))
+
+    def _unroll(self, row: Member) -> None:
+        self.met.remove(row)
+        self.unmet.remove(row)
 
     def _unlist_hash(self, row: Member) -> None:
         holders = self.by_hash.get(row.record.meta_hash)

@@ -14,13 +14,14 @@ from fluxmesh.mesh.voice import CORRECTIONS_MAX, Voice
 
 _OUTDATED_MAX: Final = 8  # rows that are owed to one teller
 GREETINGS_MAX: Final = 3  # pings out of turn to a node that has not answered us yet
+# Of all of them. In a large fleet that starts together everybody would greet everybody, many times as often
+# as it probes; whoever is not greeted at once is met in time.
+GREETINGS_AT_ONCE: Final = 32
+GREETINGS_A_PERIOD: Final = 2
 
 
 class Watcher(Protocol):
     """Who has to know of changes of the table."""
-
-    def came(self, member: Member, now: int) -> None:
-        """A node is living that was not, or lives in another run."""
 
     def described(self, member: Member, now: int) -> None:
         """The particulars of a living node may have changed."""
@@ -37,6 +38,7 @@ class Membership:
         self.table = voice.table
         self.is_fenced = False
         self.ungreeted: dict[int, Member] = {}
+        self.credit = GREETINGS_AT_ONCE
         self._rng = rng
         self._watcher = watcher
 
@@ -111,8 +113,6 @@ class Membership:
             self._start_suspicion(member, now)
         is_new_run = before is None or before.epoch != claim.epoch
         was_gone = before is not None and before.standing >= Standing.DEAD
-        if is_new_run or was_gone:
-            self._watcher.came(member, now)
         if not member.answered:
             self.greet_later(member)
         if was_gone and not is_new_run:
@@ -145,9 +145,21 @@ class Membership:
     # --- suspicions -------------------------------------------------------------------------------------
 
     def _start_suspicion(self, member: Member, now: int) -> None:
-        member.suspicion = Suspicion(now, self.table.population, [member.record.accuser])
+        accuser = member.record.accuser
+        member.suspicion = Suspicion(
+            now, self.table.population, [accuser], self._could_confirm(member, accuser)
+        )
         deadline = member.suspicion.deadline_ns(self.voice.timing)
         self.voice.arm(("suspicion", member.number), deadline)
+
+    def _could_confirm(self, member: Member, accuser: str) -> int:
+        """How many could confirm a suspicion, with the suspect and us. The wait for news to spread grows with
+        the logarithm of all who are listed: too long by little if most are made up, and never too short. But
+        a confirmation is to be hoped for only from those who have answered us. And one that has answered
+        neither any of our greetings nor our probe is not waited for longer than the news need."""
+        if not member.answered and accuser == self.voice.me.worker_id:
+            return 2
+        return len(self.table.met.rows) - member.answered + 2
 
     def on_suspicion_timer(self, number: int, now: int) -> None:
         member = self.table.numbers.get(number)
@@ -178,6 +190,9 @@ class Membership:
 
     # --- greetings --------------------------------------------------------------------------------------
 
+    def on_period(self) -> None:
+        self.credit = min(self.credit + GREETINGS_A_PERIOD, GREETINGS_AT_ONCE)
+
     def greet_later(self, member: Member) -> None:
         if member.greetings < GREETINGS_MAX:
             self.ungreeted[member.number] = member
@@ -185,7 +200,9 @@ class Membership:
     def to_greet(self, count: int) -> list[Member]:
         """Some to be pinged out of turn, by chance: were it the oldest first, a fleet that starts together
         would tell all its news to the same few. Whoever was greeted often enough is left to the probes."""
-        waiting = list(self.ungreeted.values())
+        count = min(count, self.credit)
+        waiting = list(self.ungreeted.values()) if count else []
+        self.credit -= min(count, len(waiting))
         picked = waiting if len(waiting) <= count else self._rng.sample(waiting, count)
         for member in picked:
             member.greetings += 1
@@ -195,7 +212,7 @@ class Membership:
 
     def answered(self, member: Member) -> None:
         """It has answered us itself."""
-        member.answered = True
+        self.table.answered(member)
         self.ungreeted.pop(member.number, None)
         if not self.ungreeted:
             self.ungreeted.clear()  # gives back the room that a whole fleet of newcomers took

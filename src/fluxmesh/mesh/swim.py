@@ -303,6 +303,7 @@ class Swim:
         match purpose:
             case "round":
                 self.voice.loads.renew(now)
+                self.membership.on_period()
                 self.prober.on_round(now)
             case "detour":
                 self.prober.on_detour(number, now)
@@ -345,12 +346,22 @@ class Swim:
         queued = self.voice.queued()
         for member in greeted:
             self.prober.hello(member, now, queued=queued)
-        for member in self._circle.pick(self.table.living, fanout - len(greeted), but=greeted):
+        for member in self._to_tell(fanout - len(greeted), greeted):
             if not len(self.voice.news):
                 break
             self.voice.gossip(member, now, queued=queued)
         if self.phase is Phase.LEAVING and self.voice.news.sends(self.me.worker_id) is None:
             self._linger(now)
+
+    def _to_tell(self, count: int, greeted: list[Member]) -> list[Member]:
+        """News is sent a bounded number of times: as few of them as can be to those who may be made up."""
+        met, unmet = self.table.met.rows, self.table.unmet.rows
+        picked = self._circle.pick(met, count, but=greeted)
+        if len(picked) < count and unmet:
+            picked += self.table.choose(
+                self._rng, count - len(picked), lambda row: row not in greeted, among=unmet
+            )
+        return picked
 
     def _sweep(self, now: int) -> None:
         for member in self.table.expire(now):
@@ -420,9 +431,6 @@ class Swim:
         self.voice.tell("gone", self.record)
 
     # --- what the table tells us ------------------------------------------------------------------------
-
-    def came(self, member: Member, now: int) -> None:
-        self.prober.order.add(member)
 
     def described(self, member: Member, now: int) -> None:
         self.particulars.described(member, now)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluxmesh.mesh.effects import Effect, Leave, Send, UpdateLoad
+from fluxmesh.mesh.effects import Call, Effect, Leave, Send, UpdateLoad
 from fluxmesh.mesh.loads import COUNTER_MAX, LEAP_MAX
 from fluxmesh.mesh.member import INCARNATION_MAX, Member
-from fluxmesh.mesh.messages import Exchange, Flag, Load, Meta, NodeRef, Ping, PingReq, Standing, TcpPing
+from fluxmesh.mesh.membership import GREETINGS_A_PERIOD, GREETINGS_AT_ONCE
+from fluxmesh.mesh.messages import Ack, Exchange, Flag, Load, Meta, NodeRef, Ping, PingReq, Standing, TcpPing
 from fluxmesh.mesh.particulars import SPARE_MAX
 from fluxmesh.mesh.probe import RELAYS_AN_ASKER, RELAYS_MAX, RELAYS_OF_STRANGERS_MAX
 from fluxmesh.mesh.swim import Phase
@@ -249,3 +250,143 @@ def test_a_relay_lasts_no_longer_than_the_longest_period_of_an_asker() -> None:
     assert bench.now - start == (SCORE_MAX + 1) * Timing().period_ns
     assert bench.core.counters()["relays_open"] == 0
     assert bench.core.prober._relays_of == {}
+
+
+# --- members that were made up --------------------------------------------------------------------------
+
+
+def made_up(bench: Bench, count: int) -> None:
+    for start in range(1_000, 1_000 + count, 20):
+        bench.hear(1, news=[a_record(number) for number in range(start, min(start + 20, 1_000 + count))])
+
+
+@pytest.mark.parametrize("peers", [2, 9])
+def test_a_thousand_made_up_members_hide_no_death(peers: int) -> None:
+    """The wait for news grows with the logarithm of all who are listed, and with nothing else."""
+    timing = Timing()
+    bench = Bench(peers)
+    made_up(bench, 1_000)
+    start, dead = bench.now, 2
+    effects: list[Effect] = []
+    while bench.standing(dead) is not Standing.DEAD:
+        assert bench.now - start < (2 * peers + 4) * timing.period_ns + timing.suspicion_ns(
+            1_010, 0, known=peers + 1
+        )
+        target, seq, _ = bench.round()
+        if target != dead and target < 1_000:
+            effects += bench.hear(target, Ack(seq))
+        for timer in [
+            timer for timer, at in bench.timers.items() if timer[0] == "suspicion" and at <= bench.now
+        ]:
+            bench.fire(timer)
+    assert bench.core.voice.health.score <= 1
+
+
+def test_never_more_than_every_fourth_probe_goes_to_who_never_answered() -> None:
+    bench = Bench(5)
+    made_up(bench, 100)
+    targets = []
+    for _ in range(40):
+        target, seq, _ = bench.round()
+        targets.append(target)
+        if target < 1_000:
+            bench.hear(target, Ack(seq))
+    assert sum(target >= 1_000 for target in targets) == 10
+    # And the others have their rounds as ever.
+    known = [target for target in targets if target < 1_000]
+    assert all(sorted(known[at : at + 5]) == [1, 2, 3, 4, 5] for at in range(0, 30, 5))
+
+
+def test_one_that_never_answered_and_fails_our_probe_goes_after_the_shortest_wait() -> None:
+    bench = Bench(5)
+    made_up(bench, 1)
+    bench.round_of(1_000)
+    bench.round()
+    start = bench.now
+    assert bench.standing(1_000) is Standing.SUSPECT
+    timer = bench.suspicion_timer(1_000)
+    assert bench.timers[timer] == start + Timing().suspicion_min_ns(7)
+    bench.fire(timer)
+    assert bench.standing(1_000) is Standing.DEAD
+
+
+def test_news_helpers_and_exchanges_are_for_those_who_answered() -> None:
+    bench = Bench(5)
+    made_up(bench, 200)
+    bench.core.membership.ungreeted.clear()
+    known = {address_of(number) for number in range(1, 6)}
+    for _ in range(6):
+        assert {to for to, _ in packets(bench.fire(("gossip", 0)))} <= known
+    _, seq, _ = bench.round()
+    asked = packets(bench.fire(("detour", seq)))
+    assert len(asked) == 3
+    assert {to for to, _ in asked} <= known
+    (call,) = of(bench.fire(("push_pull", 0)), Call)
+    assert call.to in known
+
+
+def test_made_up_members_that_come_and_go_take_no_room() -> None:
+    bench = Bench(3)
+    core, left = bench.core, int(Standing.LEFT)
+    for step in range(400):
+        numbers = range(1_000 + 8 * step, 1_008 + 8 * step)
+        gone = [a_record(number, standing=Standing(left)) for number in numbers]
+        bench.hear(1, news=[a_record(number) for number in numbers])
+        bench.hear(1, news=gone)
+        table = core.table
+        assert len(table.unmet.rows) == len(table.unmet._places) == len(core.membership.ungreeted) == 0
+        assert len(table.met.rows) == len(table.met._places) == len(table.living) == 3
+        assert len(table.by_hash) == 1
+
+
+def test_the_rolls_are_the_living_whatever_becomes_of_them() -> None:
+    bench, rng = Bench(20), random.Random(2)
+    table = bench.core.table
+    for _ in range(1_500):
+        number = rng.randrange(1, 40)
+        record = a_record(
+            number,
+            standing=rng.choice(list(Standing)),
+            incarnation=rng.randrange(30),
+            epoch=rng.randrange(1, 4),
+            accuser="x",
+        )
+        bench.hear(50, news=[record])
+        row = table.rows.get(f"peer-{rng.randrange(1, 40)}")
+        if row is not None:
+            bench.core.membership.answered(row)
+        bench.core.prober.order.pick()
+        for roll, answered in ((table.met, True), (table.unmet, False)):
+            expected = {row.number for row in table.living if row.answered is answered}
+            assert {row.number for row in roll.rows} == expected
+            assert roll._places == {row.number: place for place, row in enumerate(roll.rows)}
+            assert 0 <= roll.due <= len(roll.rows)
+
+
+def test_greetings_beside_the_probes_are_bounded() -> None:
+    bench = Bench(2)
+    made_up(bench, 400)
+    greetings = rounds = 0
+    while rounds < 20:
+        timer = min((("gossip", 0), ("round", 0)), key=bench.timers.__getitem__)
+        sent = packets(bench.fire(timer))
+        rounds += timer[0] == "round"
+        greetings += sum(isinstance(p.message, Ping) for _, p in sent) if timer[0] == "gossip" else 0
+    assert greetings <= GREETINGS_AT_ONCE + GREETINGS_A_PERIOD * 20
+    assert greetings >= GREETINGS_AT_ONCE + GREETINGS_A_PERIOD * 18
+
+
+def test_the_dead_that_were_made_up_are_not_looked_for_instead_of_the_others() -> None:
+    bench = Bench(5)
+    made_up(bench, 400)
+    bench.hear(
+        1, news=[a_record(number, standing=Standing.DEAD, accuser="x") for number in range(1_000, 1_016)]
+    )
+    for start in range(1_016, 1_400, 16):
+        some = range(start, start + 16)
+        bench.hear(1, news=[a_record(number, standing=Standing.DEAD, accuser="x") for number in some])
+    bench.hear(1, news=[a_record(5, standing=Standing.DEAD, accuser="x")])
+    for _ in range(3):
+        effects = bench.fire(("redial", 0))
+        assert address_of(5) in {to for to, _ in packets(effects)}
+        assert address_of(5) in {call.to for call in of(effects, Call)}

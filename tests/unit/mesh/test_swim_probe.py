@@ -18,7 +18,7 @@ from fluxmesh.mesh.messages import (
     TcpAck,
     TcpPing,
 )
-from fluxmesh.mesh.probe import DETOUR_QUIET_NS, RELAYS_MAX
+from fluxmesh.mesh.probe import DETOUR_QUIET_NS, RELAYS_AN_ASKER, RELAYS_MAX
 from fluxmesh.mesh.timing import MS, Timing
 from tests.unit.mesh.driving import (
     ME,
