@@ -1,4 +1,4 @@
-"""Members that a liar made up cost the others little: a real death is found nearly as soon as without them."""
+"""Members that a liar made up cost the others little: a death is found nearly as soon as without them."""
 
 from __future__ import annotations
 
