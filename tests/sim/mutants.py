@@ -211,7 +211,8 @@ def a_nack_is_taken_for_an_answer(patch: Patch) -> None:
 
 @mutant(Kind.CRASH)
 def always_the_same_is_probed(patch: Patch) -> None:
-    def pick(_self: Order, living: list[Member]) -> Member | None:
+    def pick(self: Order) -> Member | None:
+        living = self._table.living
         return min(living, key=lambda row: row.number) if living else None
 
     patch.setattr(Order, "pick", pick)

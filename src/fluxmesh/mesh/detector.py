@@ -20,19 +20,23 @@ class Suspicion:
     started_ns: int
     population: int  # when it started: a mass death must not shorten the wait of the last
     accusers: list[str]
+    known: int | None = None  # how many of them could confirm, the two of us with them; all, if None
 
     def confirm(self, accuser: str, *, timing: Timing) -> bool:
         """Whether this accuser is a new one, and one of those that count: multiplier - 2, if so many others
         are there."""
         if not accuser or accuser in self.accusers:
             return False
-        if len(self.accusers) > timing.confirmations(self.population):
+        n = self.population if self.known is None else min(self.population, self.known)
+        if len(self.accusers) > timing.confirmations(n):
             return False
         self.accusers.append(accuser)
         return True
 
     def deadline_ns(self, timing: Timing) -> int:
-        return self.started_ns + timing.suspicion_ns(self.population, len(self.accusers) - 1)
+        return self.started_ns + timing.suspicion_ns(
+            self.population, len(self.accusers) - 1, known=self.known
+        )
 
     def push_out(self, late_ns: int) -> None:
         """We stood still so long: nobody could have told us otherwise in that time."""

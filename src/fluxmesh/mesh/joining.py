@@ -21,6 +21,7 @@ REDIAL_NS: Final = 30 * S
 DIALS_AT_ONCE: Final = 3
 ADDRESSES_MAX: Final = 64  # of all seeds, at one try
 REDIAL_PINGS: Final = 32  # of the dead, those who waited longest
+REDIAL_UNMET: Final = 8  # kept for those of them that never answered us
 REDIAL_CALLS: Final = 3
 _RETURN_GAP_NS: Final = 5 * S  # between push-pulls with those who came back
 
@@ -125,7 +126,11 @@ class Joiner:
         self.voice.arm(("redial", 0), now + REDIAL_NS)
         dead = [row for row in self.voice.table.tombs.values() if row.record.standing == Standing.DEAD]
         dead.sort(key=lambda row: row.dialled_ns)
-        for index, row in enumerate(dead[:REDIAL_PINGS]):
+        known = [row for row in dead if row.answered]
+        unknown = [row for row in dead if not row.answered]
+        due = known[: REDIAL_PINGS - min(len(unknown), REDIAL_UNMET)]
+        due += unknown[: REDIAL_PINGS - len(due)]
+        for index, row in enumerate(due):
             row.dialled_ns = now
             self.prober.hello(row, now)
             if index < REDIAL_CALLS:
@@ -142,8 +147,13 @@ class Joiner:
         """One peer by chance, so that what gossip lost is found."""
         table = self.voice.table
         self.voice.arm(("push_pull", 0), now + self.voice.timing.push_pull_every_ns(table.population))
-        for peer in table.choose(self._rng, 1, lambda row: row.record.standing == Standing.ALIVE):
+        peers = table.choose(self._rng, 1, _is_alive, among=table.met.rows)
+        for peer in peers or table.choose(self._rng, 1, _is_alive):
             self.pushpull.start(peer.address, why="regular")
+
+
+def _is_alive(row: Member) -> bool:
+    return row.record.standing == Standing.ALIVE
 
 
 def _plain(address: Address) -> Address | None:

@@ -12,6 +12,9 @@ from fluxmesh.mesh.timing import LOAD_STALE_MS, MS, READY_AFTER_NS
 
 OTHERS_MAX: Final = 8  # told beside our own, if there is room
 _KEPT: Final = 2 * OTHERS_MAX
+COUNTER_MAX: Final = 1 << 62  # a thousand new loads a second do not reach it
+# No node makes so many loads between two packets of its own: what claims more was not made by its subject.
+LEAP_MAX: Final = 1 << 20
 # Plain numbers, because this is done for each load, and members of an enumeration are many times as slow.
 _READY: Final = int(Flag.READY)
 _READY_OR_NOT: Final = int(Flag.READY | Flag.DRAINING | Flag.DEGRADED)
@@ -93,12 +96,13 @@ class Loads:
         if self.own is not None:
             self.set_own(self.own, now)
 
-    def hear(self, load: Load, member: Member, now: int) -> bool:
-        """Adopt `load` if it is newer than what is held of this run, and tell whether it was."""
-        held = member.load
-        if load.epoch != member.record.epoch or not member.is_living:
+    def hear(self, load: Load, member: Member, now: int, *, is_own_word: bool = False) -> bool:
+        """Adopt `load` if it is newer than what is held of this run, and tell whether it was. What its
+        subject says itself (`is_own_word`) is held against its own words only, and replaces what others
+        said of it: else one lie with a high counter would mute it for good."""
+        if load.epoch != member.record.epoch or not member.is_living or load.counter > COUNTER_MAX:
             return False
-        if held is not None and load.counter <= held.counter:
+        if not (_is_next_word(load, member) if is_own_word else _is_newer_hearsay(load, member)):
             return False
         born_ns = now - load.age_ms * MS
         member.load, member.born_ns = load, born_ns
@@ -108,6 +112,14 @@ class Loads:
             member.ready_since_ns = now
         self._keep(born_ns, member)
         return True
+
+    def outbid(self, claim: Load, now: int) -> None:
+        """Others pass on a load under our name that we have not made yet. Ours has to count more than it;
+        unless it leaps so far that whoever heard us does not believe it anyway."""
+        own = self.own
+        if own is not None and claim.epoch == own.epoch and 0 < claim.counter - own.counter <= LEAP_MAX:
+            self.counter = claim.counter
+            self.set_own(own, now)
 
     def to_tell(self, peer: Member, now: int) -> list[Load]:
         """Our own first, then the freshest of the others, each with its age."""
@@ -134,3 +146,21 @@ class Loads:
         recent.insert(index, (born_ns, member.number, member))
         if len(recent) > _KEPT:
             del recent[0]
+
+
+def _is_next_word(load: Load, member: Member) -> bool:
+    """Whether the subject says something new. A packet that was overtaken says less than the last word, but
+    not so much less that the last word must have been a forgery."""
+    word, held = member.word, member.load
+    if word is not None and word - LEAP_MAX <= load.counter <= word:
+        return False
+    member.word = load.counter
+    # What hearsay brought already keeps the age it had there.
+    return held is None or held.counter != load.counter or aged(held, 0) != aged(load, 0)
+
+
+def _is_newer_hearsay(load: Load, member: Member) -> bool:
+    word, held = member.word, member.load
+    if word is not None and load.counter > word + LEAP_MAX:
+        return False
+    return held is None or load.counter > held.counter

@@ -14,7 +14,9 @@ from fluxmesh.mesh.timing import MEMBERS_MAX, TOMBSTONE_NS
 TOMBSTONES_MAX: Final = (
     4_096  # the oldest goes first; a fleet that restarts under new ids must not fill memory
 )
-INCARNATION_MAX: Final = 1 << 62  # nobody comes near it by refuting; a claim beyond could never be refuted
+# The highest that a subject may say of itself. What others say of it has to stay below: whoever is accused
+# raises its incarnation by one, and nobody would believe an answer beyond the bound.
+INCARNATION_MAX: Final = 1 << 62
 
 
 def outranks(claim: Record, held: Record | None) -> bool:
@@ -23,6 +25,13 @@ def outranks(claim: Record, held: Record | None) -> bool:
     if held is None:
         return True
     return (claim.epoch, claim.incarnation, claim.standing) > (held.epoch, held.incarnation, held.standing)
+
+
+def is_answerable(claim: Record) -> bool:
+    """Whether its subject could outbid it. Alive at the bound may be an answer, and accuses nobody."""
+    return claim.incarnation < INCARNATION_MAX or (
+        claim.incarnation == INCARNATION_MAX and claim.standing == Standing.ALIVE
+    )
 
 
 def merge(held: Record | None, claim: Record) -> Record:
@@ -66,7 +75,6 @@ class Member:
     greetings: int = 0
     rtt_ns: int | None = None
     position: int = -1  # among the living, else -1
-    listed: bool = False  # stands in the order of probes
     owed: bool = False  # it holds something old of us: our own record goes with the next packet
     outdated: list[Member] | None = None  # rows of which it told something old: they go with the next packet
     corrected: int = 0  # how often this record was told for that reason
@@ -75,6 +83,7 @@ class Member:
     notice_ns: int | None = None  # when it was last told something unasked
     suspicion: Suspicion | None = None
     load: Load | None = None
+    word: int | None = None  # the counter of the load that its own latest packet brought
     born_ns: int = 0  # when that load was true
     ready_since_ns: int | None = None
     told_hash: int | None = None  # the particulars that were last told of
@@ -89,7 +98,7 @@ class Member:
         if record.epoch != self.record.epoch:
             self.answered = self.owed = self.behind = False
             self.greetings = 0
-            self.rtt_ns = self.load = self.ready_since_ns = self.told_hash = None
+            self.rtt_ns = self.load = self.word = self.ready_since_ns = self.told_hash = None
             self.detour_ns = self.outdated = None
         if record.standing != self.record.standing or record.epoch != self.record.epoch:
             self.since_ns = now
@@ -104,6 +113,52 @@ class Member:
 
 
 @dataclass(slots=True)
+class Roll:
+    """Members of whom each has its turn once before anybody has a second, by chance; a newcomer has it in
+    what is left of the round. Every step costs the same however many they are; who is gone takes no room."""
+
+    rows: list[Member] = field(default_factory=list)  # the first `due` have not had their turn
+    due: int = 0
+    _places: dict[int, int] = field(default_factory=dict)
+
+    def add(self, member: Member) -> None:
+        place = len(self.rows)
+        self.rows.append(member)
+        self._places[member.number] = place
+        self._swap(place, self.due)
+        self.due += 1
+
+    def remove(self, member: Member) -> None:
+        place = self._places.get(member.number)
+        if place is None:
+            return
+        if place < self.due:
+            self.due -= 1
+            self._swap(place, self.due)
+            place = self.due
+        self._swap(place, len(self.rows) - 1)
+        self.rows.pop()
+        del self._places[member.number]
+        if not self.rows:
+            self._places.clear()  # an emptied dict keeps the room of its best days, a cleared one does not
+
+    def pick(self, rng: random.Random) -> Member | None:
+        """Whose turn it is; None when nobody is there."""
+        if not self.rows:
+            return None
+        self.due = self.due or len(self.rows)
+        self._swap(rng.randrange(self.due), self.due - 1)
+        self.due -= 1
+        return self.rows[self.due]
+
+    def _swap(self, one: int, other: int) -> None:
+        rows = self.rows
+        rows[one], rows[other] = rows[other], rows[one]
+        self._places[rows[one].number] = one
+        self._places[rows[other].number] = other
+
+
+@dataclass(slots=True)
 class Table:
     """Every node but ourselves, one row an id. Orders are those of arrival, so that chance alone decides and
     the same input gives the same choice on every Python."""
@@ -112,6 +167,9 @@ class Table:
     numbers: dict[int, Member] = field(default_factory=dict)
     living: list[Member] = field(default_factory=list)  # Alive and Suspect; the order means nothing
     tombs: dict[str, Member] = field(default_factory=dict)  # Dead and Left, the oldest first
+    met: Roll = field(default_factory=Roll)  # the living that have answered us in this run
+    unmet: Roll = field(default_factory=Roll)  # the other living: anybody may have made them up
+    by_hash: dict[int, dict[int, Member]] = field(default_factory=dict)  # the living by what describes them
     next_number: int = 1
 
     @property
@@ -127,6 +185,7 @@ class Table:
     def put(self, record: Record, now: int) -> Member | None:
         """Adopt a record that outranks what is held; None when there is no room for another node."""
         row = self.rows.get(record.worker_id)
+        is_new_run = row is not None and row.record.epoch != record.epoch
         if row is None:
             if len(self.rows) >= MEMBERS_MAX and not self._make_room():
                 return None
@@ -134,15 +193,26 @@ class Table:
             self.next_number += 1
             self.rows[record.worker_id] = self.numbers[row.number] = row
         else:
+            self._unlist_hash(row)
+            if is_new_run:
+                self._unroll(row)
             row.take(record, now)
         if row.is_living:
+            self.by_hash.setdefault(record.meta_hash, {})[row.number] = row
             self.tombs.pop(record.worker_id, None)
             if row.position < 0:
                 row.position = len(self.living)
                 self.living.append(row)
+                (self.met if row.answered else self.unmet).add(row)
+            elif is_new_run:
+                self.unmet.add(row)
         else:
             self._bury(row)
         return row
+
+    def holders(self, meta_hash: int) -> list[Member]:
+        """The living whose particulars have this hash."""
+        return list(self.by_hash.get(meta_hash, {}).values())
 
     def expire(self, now: int) -> list[Member]:
         """Forget tombstones that are over."""
@@ -154,9 +224,25 @@ class Table:
             gone.append(row)
         return gone
 
-    def choose(self, rng: random.Random, count: int, fits: Callable[[Member], bool]) -> list[Member]:
-        """Up to `count` different living rows that fit, by chance; fewer only if there are no more."""
-        living = self.living
+    def answered(self, row: Member) -> None:
+        """It has answered us itself."""
+        if not row.answered:
+            row.answered = True
+            if row.is_living:
+                self.unmet.remove(row)
+                self.met.add(row)
+
+    def choose(
+        self,
+        rng: random.Random,
+        count: int,
+        fits: Callable[[Member], bool],
+        *,
+        among: list[Member] | None = None,
+    ) -> list[Member]:
+        """Up to `count` different rows of the living, or of those `among` them, that fit, by chance; fewer
+        only if there are no more."""
+        living = self.living if among is None else among
         if count <= 0:
             return []
         if len(living) > 8 * count:
@@ -177,11 +263,23 @@ class Table:
                 self.living[row.position] = last
                 last.position = row.position
             row.position = -1
+            self._unroll(row)
         # Moved to the end: a run that died later is forgotten later.
         self.tombs.pop(row.record.worker_id, None)
         self.tombs[row.record.worker_id] = row
         if len(self.tombs) > TOMBSTONES_MAX:
             self._forget(next(iter(self.tombs.values())))
+
+    def _unroll(self, row: Member) -> None:
+        self.met.remove(row)
+        self.unmet.remove(row)
+
+    def _unlist_hash(self, row: Member) -> None:
+        holders = self.by_hash.get(row.record.meta_hash)
+        if holders is not None:
+            holders.pop(row.number, None)
+            if not holders:
+                del self.by_hash[row.record.meta_hash]
 
     def _make_room(self) -> bool:
         if not self.tombs:

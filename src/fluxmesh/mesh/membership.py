@@ -8,19 +8,20 @@ from typing import Final, Protocol
 
 from fluxmesh.mesh.addresses import host_refusal
 from fluxmesh.mesh.detector import Suspicion
-from fluxmesh.mesh.member import INCARNATION_MAX, Member, outranks, softened, with_standing
+from fluxmesh.mesh.member import INCARNATION_MAX, Member, is_answerable, outranks, softened, with_standing
 from fluxmesh.mesh.messages import Address, NodeRef, Record, Standing
 from fluxmesh.mesh.voice import CORRECTIONS_MAX, Voice
 
 _OUTDATED_MAX: Final = 8  # rows that are owed to one teller
 GREETINGS_MAX: Final = 3  # pings out of turn to a node that has not answered us yet
+# Of all of them. In a large fleet that starts together everybody would greet everybody, many times as often
+# as it probes; whoever is not greeted at once is met in time.
+GREETINGS_AT_ONCE: Final = 32
+GREETINGS_A_PERIOD: Final = 2
 
 
 class Watcher(Protocol):
     """Who has to know of changes of the table."""
-
-    def came(self, member: Member, now: int) -> None:
-        """A node is living that was not, or lives in another run."""
 
     def described(self, member: Member, now: int) -> None:
         """The particulars of a living node may have changed."""
@@ -37,6 +38,7 @@ class Membership:
         self.table = voice.table
         self.is_fenced = False
         self.ungreeted: dict[int, Member] = {}
+        self.credit = GREETINGS_AT_ONCE
         self._rng = rng
         self._watcher = watcher
 
@@ -44,7 +46,7 @@ class Membership:
 
     def hear(self, claim: Record, now: int, *, teller: Member | None = None) -> None:
         """News that came with a packet."""
-        if claim.incarnation > INCARNATION_MAX or host_refusal(claim.host):
+        if not is_answerable(claim) or host_refusal(claim.host):
             self.voice.count("claims_unusable")
         elif claim.worker_id == self.voice.me.worker_id:
             self._answer(claim, now, teller)
@@ -69,7 +71,7 @@ class Membership:
         if row is None or held is None or outranks(claim, held):
             self._adopt(claim, row, now)
         elif row.suspicion is not None and _is_same_accusation(claim, held):
-            self._confirm(claim, row)
+            self._confirm(claim, row, now)
         elif teller is not None and outranks(held, claim) and not (row.is_living and _is_alive(claim)):
             # An outdated Alive of a living node does no harm. Who still accuses one that said no, or believes
             # in one that is gone, acts on it.
@@ -82,14 +84,16 @@ class Membership:
         if is_due and row not in outdated and len(outdated) < _OUTDATED_MAX:
             teller.outdated = [*outdated, row]
 
-    def _confirm(self, claim: Record, row: Member) -> None:
+    def _confirm(self, claim: Record, row: Member, now: int) -> None:
         """Another accuser of a suspect: the wait gets shorter, and others shall know, too."""
         suspicion = row.suspicion
         if suspicion is None or claim.accuser == claim.worker_id:
             return
         if suspicion.confirm(claim.accuser, timing=self.voice.timing):
             self.voice.news.put(claim)
-            self.voice.arm(("suspicion", row.number), suspicion.deadline_ns(self.voice.timing))
+            # That may have been over for a while; a timer is for what is to come.
+            deadline = max(now, suspicion.deadline_ns(self.voice.timing))
+            self.voice.arm(("suspicion", row.number), deadline)
 
     def _adopt(self, claim: Record, row: Member | None, now: int) -> None:
         before = row.record if row is not None else None
@@ -109,8 +113,6 @@ class Membership:
             self._start_suspicion(member, now)
         is_new_run = before is None or before.epoch != claim.epoch
         was_gone = before is not None and before.standing >= Standing.DEAD
-        if is_new_run or was_gone:
-            self._watcher.came(member, now)
         if not member.answered:
             self.greet_later(member)
         if was_gone and not is_new_run:
@@ -143,9 +145,21 @@ class Membership:
     # --- suspicions -------------------------------------------------------------------------------------
 
     def _start_suspicion(self, member: Member, now: int) -> None:
-        member.suspicion = Suspicion(now, self.table.population, [member.record.accuser])
+        accuser = member.record.accuser
+        member.suspicion = Suspicion(
+            now, self.table.population, [accuser], self._could_confirm(member, accuser)
+        )
         deadline = member.suspicion.deadline_ns(self.voice.timing)
         self.voice.arm(("suspicion", member.number), deadline)
+
+    def _could_confirm(self, member: Member, accuser: str) -> int:
+        """How many could confirm a suspicion, with the suspect and us. The wait for news to spread grows with
+        the logarithm of all who are listed: too long by little if most are made up, and never too short. But
+        a confirmation is to be hoped for only from those who have answered us. And one that has answered
+        neither any of our greetings nor our probe is not waited for longer than the news need."""
+        if not member.answered and accuser == self.voice.me.worker_id:
+            return 2
+        return len(self.table.met.rows) - member.answered + 2
 
     def on_suspicion_timer(self, number: int, now: int) -> None:
         member = self.table.numbers.get(number)
@@ -160,12 +174,12 @@ class Membership:
         # If it lives and only we do not hear it, it shall say so while others still do.
         self.voice.correct(member.address, member, now)
 
-    def push_out(self, late_ns: int) -> None:
+    def push_out(self, late_ns: int, now: int) -> None:
         """We stood still: everybody we suspect gets that time back."""
         for member in self.table.living:
             if member.suspicion is not None:
                 member.suspicion.push_out(late_ns)
-                deadline = member.suspicion.deadline_ns(self.voice.timing)
+                deadline = max(now, member.suspicion.deadline_ns(self.voice.timing))
                 self.voice.arm(("suspicion", member.number), deadline)
 
     def end_suspicions(self) -> None:
@@ -176,6 +190,9 @@ class Membership:
 
     # --- greetings --------------------------------------------------------------------------------------
 
+    def on_period(self) -> None:
+        self.credit = min(self.credit + GREETINGS_A_PERIOD, GREETINGS_AT_ONCE)
+
     def greet_later(self, member: Member) -> None:
         if member.greetings < GREETINGS_MAX:
             self.ungreeted[member.number] = member
@@ -183,7 +200,9 @@ class Membership:
     def to_greet(self, count: int) -> list[Member]:
         """Some to be pinged out of turn, by chance: were it the oldest first, a fleet that starts together
         would tell all its news to the same few. Whoever was greeted often enough is left to the probes."""
-        waiting = list(self.ungreeted.values())
+        count = min(count, self.credit)
+        waiting = list(self.ungreeted.values()) if count else []
+        self.credit -= min(count, len(waiting))
         picked = waiting if len(waiting) <= count else self._rng.sample(waiting, count)
         for member in picked:
             member.greetings += 1
@@ -193,7 +212,7 @@ class Membership:
 
     def answered(self, member: Member) -> None:
         """It has answered us itself."""
-        member.answered = True
+        self.table.answered(member)
         self.ungreeted.pop(member.number, None)
         if not self.ungreeted:
             self.ungreeted.clear()  # gives back the room that a whole fleet of newcomers took
@@ -231,34 +250,18 @@ class Membership:
             self.voice.tell("fenced", claim, text=f"run {claim.epoch} of this id is there")
 
     def _raise_above(self, incarnation: int) -> None:
-        own = self.voice.record
-        self.announce(
-            Record(
-                own.worker_id,
-                own.epoch,
-                incarnation + 1,
-                own.standing,
-                own.host,
-                own.port,
-                own.meta_hash,
-            )
-        )
+        self._announce_at(incarnation + 1, self.voice.record.meta_hash)
 
     def describe(self, meta_hash: int) -> None:
         """Our particulars have changed."""
         own = self.voice.record
         if own.meta_hash != meta_hash:
-            self.announce(
-                Record(
-                    own.worker_id,
-                    own.epoch,
-                    own.incarnation + 1,
-                    own.standing,
-                    own.host,
-                    own.port,
-                    meta_hash,
-                )
-            )
+            self._announce_at(own.incarnation + 1, meta_hash)
+
+    def _announce_at(self, incarnation: int, meta_hash: int) -> None:
+        own = self.voice.record
+        at = min(incarnation, INCARNATION_MAX)  # beyond it nobody would listen
+        self.announce(Record(own.worker_id, own.epoch, at, own.standing, own.host, own.port, meta_hash))
 
     def announce(self, record: Record) -> None:
         """From now on we say this of ourselves."""

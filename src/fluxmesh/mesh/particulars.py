@@ -15,6 +15,7 @@ from fluxmesh.mesh.wire import meta_hash
 
 TRIES_MAX: Final = 6  # then not before the next sweep
 WANTED_MAX: Final = 1_024
+SPARE_MAX: Final = 256  # known ones that nobody has any more, until the next sweep
 _AT_ONCE: Final = 4
 _FIRST_WAIT_NS: Final = 500 * MS  # a fleet that hears of a new hash does not ask all at once
 _TIMEOUT_NS: Final = 3 * S
@@ -43,7 +44,7 @@ class Particulars:
     def set_own(self, meta: Meta) -> int:
         self.own = meta
         digest = meta_hash(meta)
-        self._known[digest] = meta
+        self._keep(digest, meta)
         return digest
 
     def described(self, member: Member, now: int) -> None:
@@ -65,12 +66,18 @@ class Particulars:
             digest = meta_hash(meta)
             if digest in self._known:
                 continue
-            holders = [row for row in self.voice.table.living if row.record.meta_hash == digest]
+            holders = self.voice.table.holders(digest)
             if holders:
-                self._known[digest] = meta
+                self._keep(digest, meta)
                 self._wanted.pop(digest, None)
             for row in holders:
                 self.described(row, now)
+
+    def _keep(self, digest: int, meta: Meta) -> None:
+        """Between two sweeps a liar could change its hash without end."""
+        if len(self._known) > len(self.voice.table.by_hash) + SPARE_MAX:
+            self._forget_unused()
+        self._known[digest] = meta
 
     def among(self, records: list[Record]) -> list[Meta]:
         """The known metas of these records, each once, as many as a frame may carry."""
@@ -99,7 +106,7 @@ class Particulars:
             self.voice.arm(("meta", 0), max(now + MS, min(waiting)))
 
     def _ask(self, digest: int, want: Want) -> None:
-        holders = [row for row in self.voice.table.living if row.record.meta_hash == digest]
+        holders = self.voice.table.holders(digest)
         if not holders or want.tries >= TRIES_MAX:
             del self._wanted[digest]
             if holders:
@@ -130,10 +137,12 @@ class Particulars:
 
     def sweep(self, now: int) -> None:
         """Forget what nobody has any more, and look again for what was not found."""
-        used = {row.record.meta_hash for row in self.voice.table.living}
-        used.add(self.voice.record.meta_hash)
-        for digest in [digest for digest in self._known if digest not in used]:
-            del self._known[digest]
+        self._forget_unused()
         for row in self.voice.table.living:
             if row.record.meta_hash not in self._known:
                 self.described(row, now)
+
+    def _forget_unused(self) -> None:
+        used, own = self.voice.table.by_hash, self.voice.record.meta_hash
+        for digest in [digest for digest in self._known if digest not in used and digest != own]:
+            del self._known[digest]

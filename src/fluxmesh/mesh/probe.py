@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fluxmesh.mesh.detector import RoundTrips, blame_of_silence
-from fluxmesh.mesh.member import Member
+from fluxmesh.mesh.member import Member, Table
 from fluxmesh.mesh.membership import Membership
 from fluxmesh.mesh.messages import (
     AckRelay,
@@ -20,14 +20,17 @@ from fluxmesh.mesh.messages import (
     Standing,
     TcpPing,
 )
-from fluxmesh.mesh.timing import MS, S
+from fluxmesh.mesh.timing import MS, SCORE_MAX, S
 from fluxmesh.mesh.voice import Pending, Voice
 
 RELAYS_MAX: Final = 256  # pings for others under way; more are left to other helpers
+RELAYS_OF_STRANGERS_MAX: Final = 64  # of them for those who never answered us: names cost a liar nothing
+# An honest asker has one probe open, and the relay of the one before may not have ended here yet.
+RELAYS_AN_ASKER: Final = 2
 HELLOS_MAX: Final = 64
+UNMET_EVERY: Final = 4  # this probe goes to one that never answered us, if there is one
 DETOUR_QUIET_NS: Final = 600 * S  # once told, not every period for as long as the short way is shut
 _NACK_AT: Final = 0.8  # of the window
-_WINDOW_MAX_NS: Final = 60 * S
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Probe:
     answered: str = ""  # by which way: "direct", "relay", "tcp"
     has_detoured: bool = False
     helpers: list[str] = field(default_factory=list)
+    witnesses: list[str] = field(default_factory=list)  # those of the helpers that have answered us before
     nacks: list[str] = field(default_factory=list)
 
 
@@ -59,35 +63,22 @@ class Relay:
 
 
 class Order:
-    """Round-robin over a shuffled list: everybody once before anybody twice, a newcomer at a random place of
-    what is left of the round."""
+    """Whose turn it is to be probed. Those who have answered us in this run have a round of their own; all
+    who never did share every fourth probe: names are made up for nothing, and were they all in one round, a
+    thousand of them would hide a real death for minutes."""
 
-    def __init__(self, *, rng: random.Random) -> None:
+    def __init__(self, *, table: Table, rng: random.Random) -> None:
+        self._table = table
         self._rng = rng
-        self._list: list[Member] = []
-        self._next = 0
+        self._turns = 0
 
-    def add(self, member: Member) -> None:
-        if not member.listed:
-            member.listed = True
-            place = self._next + self._rng.randrange(len(self._list) - self._next + 1)
-            self._list.insert(place, member)
-
-    def pick(self, living: list[Member]) -> Member | None:
+    def pick(self) -> Member | None:
         """The next to be probed; None when nobody lives."""
-        for _ in range(2):
-            while self._next < len(self._list):
-                member = self._list[self._next]
-                self._next += 1
-                member.listed = False
-                if member.is_living:
-                    return member
-            self._list = list(living)
-            self._rng.shuffle(self._list)
-            self._next = 0
-            for member in self._list:
-                member.listed = True
-        return None
+        met, unmet = self._table.met, self._table.unmet
+        self._turns += 1
+        if unmet.rows and (self._turns % UNMET_EVERY == 0 or not met.rows):
+            return unmet.pick(self._rng)
+        return met.pick(self._rng)
 
 
 class Prober:
@@ -96,10 +87,11 @@ class Prober:
     def __init__(self, *, voice: Voice, membership: Membership, rng: random.Random) -> None:
         self.voice = voice
         self.membership = membership
-        self.order = Order(rng=rng)
+        self.order = Order(table=voice.table, rng=rng)
         self.round_trips = RoundTrips()
         self.open: Probe | None = None
         self.relays: dict[int, Relay] = {}
+        self._relays_of: dict[NodeRef, list[int]] = {}
         self.hellos: dict[int, tuple[NodeRef, int]] = {}
         self._rng = rng
 
@@ -111,7 +103,7 @@ class Prober:
         voice = self.voice
         period = voice.timing.period_ns * voice.health.factor
         voice.arm(("round", 0), now + period)
-        member = self.order.pick(voice.table.living)
+        member = self.order.pick()
         if member is None:
             return
         seq = voice.new_seq()
@@ -133,7 +125,10 @@ class Prober:
         member = self.voice.table.numbers.get(probe.number)
         if member is None or not member.is_living or member.ref != probe.ref:
             return  # another said so meanwhile, or it lives in another run
-        health.blame(blame_of_silence(helpers=len(probe.helpers), nacks=len(probe.nacks)))
+        if member.answered:
+            # The silence of those who never answered, as targets or as helpers, says nothing about us.
+            nacks = sum(helper in probe.witnesses for helper in probe.nacks)
+            health.blame(blame_of_silence(helpers=len(probe.witnesses), nacks=nacks))
         self.voice.count("probes_unanswered")
         self.membership.suspect(member, now)
         # Its turn comes again in a round of everybody; what it is accused of it shall hear now.
@@ -152,6 +147,8 @@ class Prober:
         window_ms = max(1, left // MS)
         for helper in self._helpers(member):
             probe.helpers.append(helper.record.worker_id)
+            if helper.answered:
+                probe.witnesses.append(helper.record.worker_id)
             request = PingReq(seq, probe.ref, probe.to.host, probe.to.port, window_ms)
             self.voice.say(helper.address, request, helper, now)
         about = None if member.record.standing == Standing.ALIVE else member.record
@@ -159,22 +156,23 @@ class Prober:
         self.voice.call(TcpPing(probe.ref, about), pending, max(MS, left))
 
     def _helpers(self, target: Member) -> list[Member]:
-        """The Alive first; a suspect is asked only where there are too few, because a small cluster needs
-        every witness."""
+        """Those who answered us before, the Alive first; a suspect is asked only where there are too few,
+        because a small cluster needs every witness, and who never answered only after it."""
         count = self.voice.timing.indirect_ping_count
         table = self.voice.table
-
-        def is_well(row: Member) -> bool:
-            return row is not target and row.record.standing == Standing.ALIVE
-
-        helpers = table.choose(self._rng, count, is_well)
-        if len(helpers) < count:
-            more = table.choose(
-                self._rng,
-                count - len(helpers),
-                lambda row: row is not target and row.record.standing == Standing.SUSPECT,
-            )
-            helpers += more
+        helpers: list[Member] = []
+        for among, standing in (
+            (table.met, Standing.ALIVE),
+            (table.met, Standing.SUSPECT),
+            (table.unmet, Standing.ALIVE),
+        ):
+            if len(helpers) < count:
+                helpers += table.choose(
+                    self._rng,
+                    count - len(helpers),
+                    lambda row, wanted=standing: row is not target and row.record.standing == wanted,  # type: ignore[misc]
+                    among=among.rows,
+                )
         return helpers
 
     def on_send_failed(self, to: Address, now: int) -> None:
@@ -192,6 +190,7 @@ class Prober:
         for seq in self.relays:
             self.voice.disarm(("relay", seq))
         self.relays.clear()
+        self._relays_of.clear()
         self.hellos.clear()
         self.voice.arm(("round", 0), now + self.voice.timing.period_ns)
 
@@ -277,15 +276,17 @@ class Prober:
     # --- for others -------------------------------------------------------------------------------------
 
     def on_ping_req(self, message: PingReq, asker: Member, src: Address, now: int) -> None:
-        if len(self.relays) >= RELAYS_MAX:
+        if not self._has_room_for(asker):
             self.voice.count("relays_crowded_out")
             return
         row = self.voice.table.rows.get(message.target.worker_id)
         if row is not None and (row.record.epoch > message.target.epoch or not row.is_living):
             # The asker has not heard what became of it, and is about to suspect one who left.
             self.membership.owe(asker, row)
-        window = min(message.window_ms * MS, _WINDOW_MAX_NS)
+        # Nobody has longer than its period, stretched as far as poor health does.
+        window = min(message.window_ms * MS, self.voice.timing.period_ns * (SCORE_MAX + 1))
         seq = self.voice.new_seq()
+        self._relays_of.setdefault(asker.ref, []).append(seq)
         self.relays[seq] = Relay(message.seq, asker.ref, src, message.target, now + window)
         self.voice.arm(("relay", seq), now + int(window * _NACK_AT))
         ping = Ping(seq, message.target)
@@ -298,13 +299,23 @@ class Prober:
         else:
             self.voice.say_bare(to, ping)
 
+    def _has_room_for(self, asker: Member) -> bool:
+        """Whether another relay may begin. An asker that has its share already has given up the oldest of
+        them: it asks about one at a time."""
+        own = self._relays_of.get(asker.ref, ())
+        if len(own) >= RELAYS_AN_ASKER:
+            self._end_relay(own[0])
+        if len(self.relays) >= RELAYS_MAX:
+            return False
+        return asker.answered or len(self.relays) < RELAYS_OF_STRANGERS_MAX
+
     def on_relay_timer(self, seq: int, now: int) -> None:
         """At 0.8 of the window the asker hears that we at least are well; at its end we stop listening."""
         relay = self.relays.get(seq)
         if relay is None:
             return
         if relay.is_nacked:
-            del self.relays[seq]
+            self._end_relay(seq)
             return
         relay.is_nacked = True
         self.voice.arm(("relay", seq), relay.ends_ns)
@@ -313,5 +324,9 @@ class Prober:
             self.voice.say(relay.reply_to, Nack(relay.seq), asker, now)
 
     def _end_relay(self, seq: int) -> None:
-        del self.relays[seq]
+        asker = self.relays.pop(seq).asker
+        own = self._relays_of[asker]
+        own.remove(seq)
+        if not own:
+            del self._relays_of[asker]
         self.voice.disarm(("relay", seq))

@@ -7,7 +7,7 @@ from typing import Final
 
 from fluxmesh.mesh.loads import is_idle, known_load
 from fluxmesh.mesh.member import Member
-from fluxmesh.mesh.messages import Load, Standing
+from fluxmesh.mesh.messages import Load, NodeRef, Standing
 from fluxmesh.mesh.timing import MS
 from fluxmesh.mesh.voice import Voice
 
@@ -36,13 +36,19 @@ class Surge:
         self._waits = False
         self._send(now)
 
-    def hear(self, load: Load, now: int) -> None:
-        """The load of another, as it came with a packet."""
+    def hear(self, load: Load, now: int, *, teller: NodeRef) -> None:
+        """A load as it came with a packet of `teller`."""
+        loads = self.voice.loads
+        if load.worker_id == self.voice.me.worker_id:
+            loads.outbid(load, now)
+            return
         row = self.voice.table.rows.get(load.worker_id)
         if row is None:
             return
         was_above = row.load is not None and row.load.stealable > self._above
-        if self.voice.loads.hear(load, row, now) and load.stealable > self._above and not was_above:
+        is_own_word = load.worker_id == teller.worker_id
+        is_new = loads.hear(load, row, now, is_own_word=is_own_word)
+        if is_new and load.stealable > self._above and not was_above:
             self.voice.tell("surge", row.record, load=load)
 
     def _send(self, now: int) -> None:

@@ -206,7 +206,7 @@ class Swim:
         else:
             row.behind = row.behind or packet.incarnation > row.record.incarnation
             for load in packet.loads:
-                self.surge.hear(load, now)
+                self.surge.hear(load, now, teller=sender)
             self._on_message(message, row, src, now)
             if not (isinstance(message, Ping) and message.target == self.me):
                 self._tell_what_is_due(packet, row, src, now, is_notice=bool(ours))
@@ -303,6 +303,7 @@ class Swim:
         match purpose:
             case "round":
                 self.voice.loads.renew(now)
+                self.membership.on_period()
                 self.prober.on_round(now)
             case "detour":
                 self.prober.on_detour(number, now)
@@ -345,12 +346,22 @@ class Swim:
         queued = self.voice.queued()
         for member in greeted:
             self.prober.hello(member, now, queued=queued)
-        for member in self._circle.pick(self.table.living, fanout - len(greeted), but=greeted):
+        for member in self._to_tell(fanout - len(greeted), greeted):
             if not len(self.voice.news):
                 break
             self.voice.gossip(member, now, queued=queued)
         if self.phase is Phase.LEAVING and self.voice.news.sends(self.me.worker_id) is None:
             self._linger(now)
+
+    def _to_tell(self, count: int, greeted: list[Member]) -> list[Member]:
+        """News is sent a bounded number of times: as few of them as can be to those who may be made up."""
+        met, unmet = self.table.met.rows, self.table.unmet.rows
+        picked = self._circle.pick(met, count, but=greeted)
+        if len(picked) < count and unmet:
+            picked += self.table.choose(
+                self._rng, count - len(picked), lambda row: row not in greeted, among=unmet
+            )
+        return picked
 
     def _sweep(self, now: int) -> None:
         for member in self.table.expire(now):
@@ -364,7 +375,7 @@ class Swim:
             self.voice.count("stalls")
             self.voice.health.blame(1)
             self.prober.void(now)
-            self.membership.push_out(late_ns)
+            self.membership.push_out(late_ns, now)
         return self._done(now)
 
     # --- commands ---------------------------------------------------------------------------------------
@@ -393,7 +404,8 @@ class Swim:
         self.joiner.on_seeds_timer(now)
 
     def _leave(self, now: int) -> None:
-        if self.phase is Phase.IDLE:
+        if self.phase in (Phase.IDLE, Phase.FENCED):
+            # Whatever a fenced one said would be said in the name of the newer run.
             self._go()
         if self.phase is not Phase.PRESENT:
             return
@@ -420,9 +432,6 @@ class Swim:
 
     # --- what the table tells us ------------------------------------------------------------------------
 
-    def came(self, member: Member, now: int) -> None:
-        self.prober.order.add(member)
-
     def described(self, member: Member, now: int) -> None:
         self.particulars.described(member, now)
 
@@ -433,7 +442,10 @@ class Swim:
 
     def _done(self, now: int) -> list[Effect]:
         if self.membership.is_fenced and self.phase in _HEARS:
+            is_leaving = self.phase is not Phase.PRESENT
             self.phase = Phase.FENCED
+            if is_leaving:
+                self._go()
         if self.phase is Phase.LEAVING and not self.table.living and not self.voice.calls:
             self._go()  # there is nobody to say goodbye to, and nobody whom a call may have told of us
         if not self._gossip_is_armed and self.phase in _HEARS:

@@ -45,11 +45,12 @@ class Timing(Struct, frozen=True, kw_only=True):
         expected = self.suspicion_multiplier - 2
         return expected if 0 < expected <= n - 2 else 0
 
-    def suspicion_ns(self, n: int, confirmations: int) -> int:
+    def suspicion_ns(self, n: int, confirmations: int, *, known: int | None = None) -> int:
         """Lifeguard: max(Smin, Smax - (Smax - Smin) * ln(C+1) / ln(K+1)), Smax = 6 Smin, K = multiplier - 2;
-        with fewer than K others who could confirm, the wait is Smin."""
+        with fewer than K others who could confirm, the wait is Smin. `known`: how many of the n could, with
+        the suspect and us; all, if None."""
         shortest = self.suspicion_min_ns(n)
-        expected = self.confirmations(n)
+        expected = self.confirmations(n if known is None else min(n, known))
         if not expected:
             return shortest
         longest = 6 * shortest

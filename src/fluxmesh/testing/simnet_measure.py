@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from fluxmesh.mesh.effects import Emit
+from fluxmesh.mesh.membership import GREETINGS_A_PERIOD
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.timing import S, Timing
 from fluxmesh.testing.mesh_figures import Figures
@@ -95,8 +96,8 @@ def measure(
     ramp = max(2 * S, n * S // 50)
     for spec in specs:
         net.push(net.chance(ramp), _begin, net, spec)
-    # After a start together everybody greets everybody, `gossip_fanout` at each tick of gossip.
-    net.run(ramp + SETTLE_NS + n * timing.gossip_ns // timing.gossip_fanout)
+    # After a start together everybody greets everybody, but not all at once.
+    net.run(ramp + SETTLE_NS + n * timing.period_ns // GREETINGS_A_PERIOD)
     net.network.loss = loss
     packets, sent_bytes = _steady(net)
     if n <= SMALL:

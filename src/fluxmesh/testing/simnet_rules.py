@@ -60,7 +60,7 @@ class Observer:
     def __init__(self) -> None:
         self.held: dict[str, Record] = {}
         self.known: dict[str, State] = {}
-        self.suspected: dict[str, tuple[int, int]] = {}  # awake since when, among how many
+        self.suspected: dict[str, tuple[int, int, int | None]] = {}  # awake since when, among how many, known
         self.accusers: dict[tuple[str, int, int], set[str]] = {}
         self.pings: dict[int, tuple[str, int]] = {}  # by seq: whom, awake when
         self.pinged: dict[str, deque[int]] = {}  # the seqs of the latest, by whatever reason
@@ -287,7 +287,7 @@ class Rules:
         if self._expect.no_suspect and self._alive.get(name) == record.epoch:
             raise Violation("no suspicion", f"{node.name} holds {told(record)}", about=about)
         awake = self._awake(node)
-        seen.suspected[name] = (awake, self._size(seen))
+        seen.suspected[name] = (awake, self._size(seen), _could_confirm(node, record))
         if record.accuser != node.name or cause != "timer":
             return
         over = awake - self._timing.period_ns + _SLACK_NS
@@ -313,7 +313,9 @@ class Rules:
             raise Violation("dead at once", f"{node.name} declares {told(record)} unsuspected", about=about)
         heard = seen.accusers.get((name, record.epoch, record.incarnation), set()) | {node.name}
         least = min(
-            self._timing.suspicion_ns(n, min(len(heard) - 1, self._timing.suspicion_multiplier - 2))
+            self._timing.suspicion_ns(
+                n, min(len(heard) - 1, self._timing.suspicion_multiplier - 2), known=since[2]
+            )
             for n in {since[1], self._size(seen)}
         )
         if awake - since[0] < least - _SLACK_NS:
@@ -358,3 +360,14 @@ def _short(cause: str, detail: object) -> object:
     if cause == "timer":
         return "{} {}".format(*detail)  # type: ignore[misc]
     return detail
+
+
+def _could_confirm(node: SimNode, record: Record) -> int | None:
+    """How many could confirm a suspicion, as the promise of the core counts them; None: all."""
+    core = node.core
+    if not isinstance(core, Swim):
+        return None
+    rows = core.table.rows
+    if record.accuser == node.name and not rows[record.worker_id].answered:
+        return 2
+    return 2 + sum(row.answered and row.is_living for name, row in rows.items() if name != record.worker_id)

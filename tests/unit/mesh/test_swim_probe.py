@@ -18,7 +18,7 @@ from fluxmesh.mesh.messages import (
     TcpAck,
     TcpPing,
 )
-from fluxmesh.mesh.probe import DETOUR_QUIET_NS, RELAYS_MAX
+from fluxmesh.mesh.probe import DETOUR_QUIET_NS, RELAYS_AN_ASKER, RELAYS_MAX
 from fluxmesh.mesh.timing import MS, Timing
 from tests.unit.mesh.driving import (
     ME,
@@ -317,10 +317,12 @@ def test_a_helper_pings_whom_it_does_not_know_itself() -> None:
 
 
 def test_a_helper_has_a_bound_on_what_it_does_for_others() -> None:
-    bench = Bench(2)
-    for _ in range(RELAYS_MAX):
-        bench.hear(1, a_request(2))
-    assert packets(bench.hear(1, a_request(2))) == []
+    askers = RELAYS_MAX // RELAYS_AN_ASKER
+    bench = Bench(askers + 1)
+    for number in range(1, askers + 1):
+        for _ in range(RELAYS_AN_ASKER):
+            bench.hear(number, a_request(2))
+    assert packets(bench.hear(askers + 1, a_request(2))) == []
     assert bench.core.counters()["relays_crowded_out"] == 1
 
 
