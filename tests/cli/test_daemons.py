@@ -16,6 +16,7 @@ from fluxmesh.worker.supervisor import SAME_MOMENT_S
 from tests.cli.conftest import Call
 from tests.cli.harness import (
     FLUXMESH,
+    PATIENCE_S,
     Running,
     environment,
     make_database,
@@ -83,6 +84,27 @@ def test_a_second_signal_ends_a_worker_with_1_and_the_job_is_not_charged(tmp_pat
         assert running.end() == 1
     job = show(url, tmp_path, job_id)
     assert (job["status"], job["attempts"], job["crashes"]) == ("PENDING", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "ready", "over"),
+    [
+        ("worker", "worker ready", "worker ended [supervisor]"),
+        ("scheduler", "scheduler started", "scheduler stopped"),
+    ],
+)
+def test_a_daemon_that_has_come_to_its_end_is_not_killed_by_a_late_signal(
+    command: str, ready: str, over: str, tmp_path: Path
+) -> None:
+    with Running(command, cwd=tmp_path) as running:
+        running.until(ready)
+        running.process.send_signal(signal.SIGTERM)
+        running.until(over)
+        deadline = time.monotonic() + PATIENCE_S
+        while running.process.poll() is None:
+            assert time.monotonic() < deadline
+            running.process.send_signal(signal.SIGTERM)
+        assert running.process.returncode == 0
 
 
 def test_a_worker_under_a_program_ends_with_its_standard_input(tmp_path: Path) -> None:

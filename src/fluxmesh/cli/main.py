@@ -73,8 +73,11 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def entry(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the answer is the process's exit code."""
+    """Run one command; the answer is the process's exit code. A caller that gives `argv` has its handlers of
+    signals back; a process of our own keeps them to its end, or one more signal would change its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        return guarded(lambda: _dispatch(arguments))
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         return guarded(lambda: _dispatch(arguments))

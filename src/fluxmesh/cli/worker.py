@@ -29,7 +29,7 @@ from fluxmesh.config import Settings
 from fluxmesh.queue import default_worker_id
 from fluxmesh.submission import checked_name
 from fluxmesh.worker.child_process import ChildSpec
-from fluxmesh.worker.deaths import EXIT_HURRIED
+from fluxmesh.worker.deaths import EXIT_HURRIED, EXIT_STOPPED
 from fluxmesh.worker.meshing import CHILD_FLAG, mesh_of
 
 PROCESSES_MOST: Final = 256
@@ -166,8 +166,8 @@ async def _supervise(settings: Settings, children: Sequence[ChildSpec], *, stop_
     if stop_at_eof:
         on_end_of_file(0, supervisor.stop)
     code = await supervisor.run()
-    if code == EXIT_HURRIED:
-        # Told twice, so within a second: on a busy machine the interpreter's own end would take that alone.
+    if code in (EXIT_STOPPED, EXIT_HURRIED):
+        # On a busy machine the interpreter's own end takes longer than who told us twice allows for all.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
