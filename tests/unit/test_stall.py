@@ -21,6 +21,7 @@ from fluxmesh.worker.stall import (
     Stall,
     StallJudge,
     corrections,
+    is_mute,
     is_silent,
     last_sign_s,
 )
@@ -81,6 +82,14 @@ def test_a_process_is_silent_a_third_of_a_beat_after_one_was_due() -> None:
     assert not is_silent(at(10.0), 2.0, 12.5)
     assert is_silent(at(10.0), 2.0, 12.7)
     assert last_sign_s(at(10.0, beat_s=3.0)) == 10.0
+
+
+def test_a_process_that_has_just_registered_is_not_mute_though_it_never_turned() -> None:
+    """The kernel was told to kill it with its supervisor, though it would have gone on well."""
+    new = Vitals(epoch=1, beat_s=100.0, turn_s=0.0, probed_s=0.0, answered_s=0.0, blocked_by="")
+    assert not is_mute(new, 100.0 + TURN_LIMIT_S)
+    assert is_mute(new, 100.1 + TURN_LIMIT_S)
+    assert not is_mute(msgspec.structs.replace(new, turn_s=100.1), 100.1 + TURN_LIMIT_S)
 
 
 def test_a_process_whose_loop_turns_is_never_ended(scene: Scene) -> None:

@@ -20,7 +20,7 @@ from fluxmesh.worker.child_process import ChildProcess
 from fluxmesh.worker.lease_keeper import LeaseKeeper
 from fluxmesh.worker.ledger import Entry
 from fluxmesh.worker.proc import process_state
-from fluxmesh.worker.stall import LOOK_S, TURN_LIMIT_S, Stall, StallJudge, corrections
+from fluxmesh.worker.stall import LOOK_S, Stall, StallJudge, corrections, is_mute
 
 NOTE_S: Final = 1.0  # to tell storage what the end of a child shall mean, before it comes
 
@@ -57,7 +57,7 @@ class ChildGuard(Service):
         now_s = self._clock.mono_s()
         state = process_state(self._child.pid)
         rest_s = self._keeper.look(vitals, state, now_s)
-        self._child.die_with_us(yes=now_s - vitals.turn_s > TURN_LIMIT_S)
+        self._child.die_with_us(yes=is_mute(vitals, now_s))
         entries: Sequence[Entry] = ()
         if self._judge.suspects:
             entries = self._child.ledger.entries()

@@ -46,6 +46,11 @@ def is_silent(vitals: Vitals, beat_s: float, now_s: float) -> bool:
     return now_s - vitals.beat_s > SILENT_BEATS * beat_s
 
 
+def is_mute(vitals: Vitals, now_s: float) -> bool:
+    """Its threads stand still, all of them. One that has just registered has not turned yet and is well."""
+    return now_s - max(vitals.turn_s, vitals.beat_s) > TURN_LIMIT_S
+
+
 def last_sign_s(vitals: Vitals) -> float:
     return max(vitals.beat_s, vitals.turn_s, vitals.answered_s)
 
