@@ -104,7 +104,8 @@ def test_a_daemon_that_has_come_to_its_end_is_not_killed_by_a_late_signal(
         while running.process.poll() is None:
             assert time.monotonic() < deadline
             running.process.send_signal(signal.SIGTERM)
-        assert running.process.returncode == 0
+            time.sleep(0.002)  # without a rest it would do nothing but take signals
+        assert running.process.returncode in (0, 1)  # 1: it was still in time to count as the second
 
 
 def test_a_worker_under_a_program_ends_with_its_standard_input(tmp_path: Path) -> None:
