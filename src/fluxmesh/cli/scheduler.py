@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fluxmesh.cli.parser import Options, Parser, examples, seconds
-from fluxmesh.cli.run import end_by_signal
+from fluxmesh.cli.run import end_by_signal, end_with
 from fluxmesh.cli.session import opener, say_storage, settings_of
 from fluxmesh.clock import system_clock
 
@@ -32,7 +32,7 @@ def _run(options: Options) -> int:
     settings = settings_of(options)
     say_storage(settings)
     configure_logs(settings.log_level, settings.log_format)
-    return asyncio.run(
+    code = asyncio.run(
         run_scheduler(
             open_storage=opener(settings),
             settings=settings,
@@ -40,3 +40,4 @@ def _run(options: Options) -> int:
             interval_s=options.interval,
         )
     )
+    end_with(code)

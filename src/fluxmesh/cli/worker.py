@@ -21,7 +21,7 @@ from fluxmesh.cli.mesh_options import (
     mesh_overrides,
 )
 from fluxmesh.cli.parser import Options, Parser, count, examples
-from fluxmesh.cli.run import end_by_signal, on_end_of_file
+from fluxmesh.cli.run import end_by_signal, end_with, on_end_of_file
 from fluxmesh.cli.serving import Serving, add_serving_options, as_flags, serving_of
 from fluxmesh.cli.session import announce, opener, overrides, refuse_memory, say_storage, settings_of
 from fluxmesh.clock import system_clock
@@ -167,8 +167,5 @@ async def _supervise(settings: Settings, children: Sequence[ChildSpec], *, stop_
         on_end_of_file(0, supervisor.stop)
     code = await supervisor.run()
     if code in (EXIT_STOPPED, EXIT_HURRIED):
-        # On a busy machine the interpreter's own end takes longer than who told us twice allows for all.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_with(code)
     return code
