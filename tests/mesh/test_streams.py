@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -367,5 +368,40 @@ def test_bad_weather_delays_calls_and_loses_none() -> None:
             began = asyncio.get_running_loop().time()
             assert await one.call(two.address, b"1", 2) == b"echo 1"
             assert asyncio.get_running_loop().time() - began >= 0.05
+
+    run(main())
+
+
+def test_a_connection_whose_turn_never_comes_is_closed_all_the_same() -> None:
+    """The loop ends between the moment in which a connection is there and the first step of whoever serves
+    it; and one that the listener had accepted comes after the end."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        side = Side(sealed())
+        made: list[asyncio.StreamWriter] = []
+
+        async def bring() -> asyncio.StreamWriter:
+            ours, theirs = socket.socketpair()
+            ours.close()
+            theirs.setblocking(False)
+            reader = asyncio.StreamReader()
+            protocol = asyncio.StreamReaderProtocol(reader)
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, theirs)
+            return asyncio.StreamWriter(transport, protocol, reader, loop)
+
+        async with sides(side):
+            made.append(await bring())
+            before = asyncio.all_tasks()
+            side._taken(asyncio.StreamReader(), made[0])
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert made[0].transport.is_closing()
+        made.append(await bring())
+        side._taken(asyncio.StreamReader(), made[1])
+        assert made[1].transport.is_closing()
+        await asyncio.sleep(0)
 
     run(main())

@@ -178,6 +178,7 @@ class Streams:
         self._bringing: dict[_Served, None] = {}  # a large frame, the longest one first
         self._second = 0
         self._calls_of: dict[str, int] = {}  # host -> calls in that second; as many as CONNECTIONS_MOST
+        self._closed = False
         self.counts = Counts()
 
     async def start(self) -> None:
@@ -187,6 +188,7 @@ class Streams:
 
     async def close(self) -> None:
         """Both ends, at once."""
+        self._closed = True
         if self._server is not None:
             self._server.close()
         else:
@@ -273,32 +275,38 @@ class Streams:
             self._warm.popitem(last=False)[1][1].close()
 
     # -- calls of others ---------------------------------------------------------------------------------
-    async def _taken(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _taken(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         source = Address(str(peer[0]), int(peer[1])) if peer else Address("", 0)
         now_s = asyncio.get_running_loop().time()
+        if self._closed:  # accepted by the listener before that was closed
+            writer.transport.abort()
+            return
         if not self._has_room(source.host, now_s):
             self.counts.turned_away += 1
             writer.transport.abort()
             return
-        served = self._serving[task] = _Served(source, writer, now_s)
+        served = _Served(source, writer, now_s)
         self.counts.connections += 1
         _no_delay(writer)
+        connection = _Connection(reader, writer, self._session(), self.counts)
+        task = asyncio.get_running_loop().create_task(self._served(connection, served))
+        self._serving[task] = served
+        # Not at the end of the task: one that is cancelled before its first step never gets there.
+        task.add_done_callback(self._let_go)
+
+    def _let_go(self, task: asyncio.Task[None]) -> None:
+        self._serving.pop(task).writer.transport.abort()
+
+    async def _served(self, connection: _Connection, served: _Served) -> None:
+        source = served.source
         try:
-            await self._serve(_Connection(reader, writer, self._session(), self.counts), source, served)
+            await self._serve(connection, source, served)
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             if isinstance(error, TimeoutError) and not served.known:
                 self._refuse(source, SILENT)
         except StreamRefused as error:
             self._refuse(source, str(error))
-        except asyncio.CancelledError:
-            pass  # the node closes; the server's own callback would tell of a cancelled task as of an error
-        finally:
-            del self._serving[task]
-            with contextlib.suppress(RuntimeError):
-                writer.transport.abort()
 
     def _refuse(self, source: Address, why: str) -> None:
         self.counts.refused += 1
