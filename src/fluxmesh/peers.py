@@ -11,8 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from fluxmesh.affinity import SLOTS, slot_of
 from fluxmesh.errors import NotInMesh
-from fluxmesh.mesh.ring import SLOTS, Ring, slot_of
+from fluxmesh.mesh.ring import Ring
 from fluxmesh.mesh.view import MemberReport, decode_report
 from fluxmesh.storage.base import Storage
 

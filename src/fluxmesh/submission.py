@@ -55,6 +55,7 @@ class NewJob(Struct, frozen=True, gc=False):
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
     tags: tuple[str, ...] = ()
+    slot: int | None = None  # of its affinity key (affinity.slot_of); None: of its task's name
 
 
 class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -264,6 +265,7 @@ class Template(Struct, frozen=True):
     concurrency_limit: int | None
     tags: tuple[str, ...]
     id: str | None
+    slot: int | None = None
 
     def job(
         self, args: Sequence[Any], kwargs: dict[str, Any], *, limit: int = codec.MAX_PAYLOAD_BYTES
@@ -289,6 +291,7 @@ class Template(Struct, frozen=True):
             self.concurrency_key,
             self.concurrency_limit,
             self.tags,
+            self.slot,
         )
 
 
@@ -365,7 +368,16 @@ def prepare(fields: Mapping[str, Any]) -> Template:
         concurrency_limit=limit,
         tags=_checked_tags(fields["tags"]) if "tags" in fields else (),
         id=job_id,
+        slot=_slot(fields),
     )
+
+
+def _slot(fields: Mapping[str, Any]) -> int | None:
+    if "affinity_key" not in fields:
+        return None
+    from fluxmesh.affinity import slot_of  # few need it, and it brings a hash with it
+
+    return slot_of(fields["affinity_key"])
 
 
 def checked_arguments(args: object, kwargs: object) -> tuple[list[Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from fluxmesh.mesh.messages import Address, Load, Meta, NodeRef, Record
+from fluxmesh.mesh.messages import Address, Load, Meta, NodeRef, Offered, Record
 
 Timer = tuple[str, int]  # a purpose and a number; arming one that is armed moves it
 
@@ -90,7 +90,15 @@ class Resolve(Struct, frozen=True):
     seeds: tuple[str, ...]  # host or host:port, as configured
 
 
-Effect = Send | Call | Reply | Arm | Disarm | Emit | Resolve
+class Take(Struct, frozen=True):
+    """Have storage transfer these jobs of `peer` to this worker; what came of it comes back by the command
+    `Took` exactly once, with nothing if it could not be done."""
+
+    peer: NodeRef
+    jobs: tuple[Offered, ...]
+
+
+Effect = Send | Call | Reply | Arm | Disarm | Emit | Resolve | Take
 
 
 class Join(Struct, frozen=True):
@@ -109,7 +117,22 @@ class UpdateMeta(Struct, frozen=True):
     meta: Meta
 
 
-Command = Join | Leave | UpdateLoad | UpdateMeta
+class Seek(Struct, frozen=True):
+    """This worker could use so many jobs more, and its last claim found nothing. 0: it needs none any more.
+    It stands until the next one replaces it."""
+
+    want: int
+
+
+class Took(Struct, frozen=True):
+    """What became of a `Take`: `got` are those of its jobs that are ours now, under the tokens offered."""
+
+    peer: NodeRef
+    jobs: tuple[Offered, ...]
+    got: tuple[Offered, ...]
+
+
+Command = Join | Leave | UpdateLoad | UpdateMeta | Seek | Took
 
 
 class MemberView(Struct, frozen=True):

@@ -16,6 +16,8 @@ from msgspec import Struct
 from fluxmesh.mesh.timing import MEMBERS_MAX, METAS_MAX
 
 PROTOCOL: Final = 1  # a packet of another version is dropped and counted
+OFFERED_MAX: Final = 1_000  # jobs in one offer
+TASKS_MAX: Final = 4_096  # named by a thief; of more it names none, and says so by an empty list
 NEWS_MAX: Final = 255  # pieces of news, and loads, in one packet
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # epochs, incarnations, sequence numbers
@@ -23,6 +25,7 @@ Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]  # of jobs, or mil
 Slots = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=3)]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # 64 bits, without a sign
+JobId = Annotated[str, msgspec.Meta(min_length=36, max_length=36)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Host = Annotated[str, msgspec.Meta(min_length=2, max_length=45)]
 Port = Annotated[int, msgspec.Meta(ge=1_024, le=65_534)]  # streams are one above
@@ -236,13 +239,73 @@ class TcpAck(Struct, frozen=True, array_like=True, gc=False, tag=9):
     target: NodeRef
 
 
+class Offered(Struct, frozen=True, array_like=True, gc=False):
+    """A job that is held, and the token under which it is. Nothing else of a job travels."""
+
+    id: JobId
+    token: Count
+
+
+class Steal(Struct, frozen=True, array_like=True, gc=False, tag=11):
+    """What have you got for me? `want` jobs at the most, of these queues, tiers and tasks (xxh3_64 of their
+    names)."""
+
+    want: Annotated[int, msgspec.Meta(ge=1, le=OFFERED_MAX)]
+    queues: Annotated[tuple[Name, ...], msgspec.Meta(max_length=128)]
+    tiers: Annotated[tuple[Tier, ...], msgspec.Meta(max_length=4)]
+    tasks: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=TASKS_MAX)]
+
+
+class Offer(Struct, frozen=True, array_like=True, gc=False, tag=12):
+    """Held jobs, the highest tier first and the coldest inside it. Nothing is marked: each is still its
+    owner's, who may begin it at any time; whoever wins in storage has it. `surplus`: what is left to take."""
+
+    jobs: Annotated[tuple[Offered, ...], msgspec.Meta(max_length=OFFERED_MAX)]
+    surplus: Amount = 0
+
+
+class Nothing(Struct, frozen=True, array_like=True, gc=False, tag=13):
+    """No offer. Ask again after `retry_ms` at the earliest."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=200)]
+    retry_ms: Amount = 0
+    surplus: Amount = 0
+
+
+class Taken(Struct, frozen=True, array_like=True, gc=False, tag=14):
+    """Of your offer these are mine now, by the tokens that you named. It only tells sooner what storage
+    would."""
+
+    jobs: Annotated[tuple[Offered, ...], msgspec.Meta(max_length=OFFERED_MAX)]
+
+
+class Noted(Struct, frozen=True, array_like=True, gc=False, tag=15):
+    pass
+
+
 class Refused(Struct, frozen=True, array_like=True, gc=False, tag=10):
     """Not this run, not now, or not understood."""
 
     reason: Annotated[str, msgspec.Meta(max_length=200)]
 
 
-Frame = Compare | Same | Digests | Exchange | Records | MetaGet | MetaIs | TcpPing | TcpAck | Refused
+Frame = (
+    Compare
+    | Same
+    | Digests
+    | Exchange
+    | Records
+    | MetaGet
+    | MetaIs
+    | TcpPing
+    | TcpAck
+    | Refused
+    | Steal
+    | Offer
+    | Nothing
+    | Taken
+    | Noted
+)
 
 
 class StreamFrame(Struct, frozen=True, array_like=True, gc=False):

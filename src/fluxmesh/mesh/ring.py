@@ -17,8 +17,8 @@ from typing import Final
 import xxhash
 from msgspec import Struct
 
-SLOTS: Final = 4_096
-SLOT_BITMAP_BYTES: Final = SLOTS // 8
+from fluxmesh.affinity import SLOT_BITMAP_BYTES, SLOTS
+
 CANDIDATES_TRIED: Final = 64  # hashes of a key, for its candidates
 _SHIFT: Final = 64 - 12
 _NOWHERE: Final = 1 << 64  # beyond every point
@@ -31,11 +31,6 @@ class Span(Struct, frozen=True):
     start: float
     end: float
     worker_id: str
-
-
-def slot_of(key: str) -> int:
-    """The slot of a key, 0 to SLOTS - 1."""
-    return _hash(key.encode()) >> _SHIFT
 
 
 @lru_cache(maxsize=1_024)

@@ -47,13 +47,17 @@ class MemberReport(Struct, frozen=True, kw_only=True):
 
 class NodeReport(Struct, frozen=True, kw_only=True):
     """The mesh as one worker sees it, itself among the members. `members_total` is more than there are
-    members here if they did not fit. `steals`: jobs taken from others and given to them."""
+    members here if they did not fit. `jobs_stolen_…`: taken from others by the mesh, and given to them.
+    `counters`: as `MeshNode.metrics` has them, those of the buffer, of stealing and of affinity."""
 
     report: int = REPORT_VERSION
     members_total: int
     members: tuple[MemberReport, ...]
     jobs_stolen_in: int = 0
     jobs_stolen_out: int = 0
+    counters: dict[str, int] = {}
+    buffered: int = 0
+    adaptive_prefetch: int = 0
 
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -120,6 +120,12 @@ class Storage(Protocol):
         concurrency) are parked, expired ones expired, at most PARK_CAP a call: then `more` is True and
         nothing of a lower tier is given. A limited job is given running only, never held. A claim that
         leaves ready jobs behind wakes one more worker; one that finds nothing marks this one as waiting.
+        To a worker with affinity (`WorkerView.affinity`) of weight a the claim gives its own jobs first, of
+        the first 1 + AFFINITY_WINDOW * a candidates of a queue and tier, both in arrival order; one that has
+        waited for NOBODYS_AFTER_S counts as its own. At a = 1 a job that belongs to another living worker of
+        good standing counts for its first STRICT_S as one that this worker may not run: it is neither given
+        nor parked, outranks nothing, is not taken by take_held or transfer, and `next_due_s` knows when that
+        ends. A wake-up goes to a waiting worker to whom the job belongs before others.
         A repeated request_id gets the jobs of the first time again, less those that are no longer its own.
         """
         ...

@@ -15,6 +15,9 @@ PARK_CAP: Final = 1_000
 MAX_HOPS: Final = 2
 MESH_VIEW_BYTES: Final = 64 << 10
 HELD_TAKEABLE_AFTER_S: Final = 0.1
+AFFINITY_WINDOW: Final = 63  # candidates of a tier beyond the first, at full weight
+STRICT_S: Final = 30.0  # at weight 1 a job is kept for its living owner so long
+NOBODYS_AFTER_S: Final = 5.0  # below it a job that has waited so long is everybody's own: none starves
 # How an owner died when storage found out by itself; `declare_dead` of one who knows better replaces it.
 PROCESS_GONE: Final = "its process is gone"
 
@@ -148,6 +151,8 @@ class ClaimedJob(Struct, frozen=True, gc=False):
     snoozes: int
     interruptions: int
     life: int
+    hops: int = 0  # transfers so far of the present claim
+    slot: int | None = None  # as NewJob has it
 
     @property
     def counters(self) -> Counters:
@@ -157,7 +162,8 @@ class ClaimedJob(Struct, frozen=True, gc=False):
 class ExchangeRequest(Struct, frozen=True):
     """One round of a worker. `request_id` grows by one with each new request of an epoch and stays the
     same when a request is repeated. `slots` jobs may be given running, then `extra` held. `reserve[t]` of
-    the slots are kept for jobs of tier t (what the worker's own reserve still lacks; empty = none)."""
+    the slots are kept for jobs of tier t (what the worker's own reserve still lacks; empty = none). A job of
+    `begin` that is not begun leaves its slot to the claim of this very exchange, beyond `slots`."""
 
     worker: WorkerRef
     request_id: int
@@ -190,16 +196,34 @@ class TakeAnswer(Struct, frozen=True):
     next_held_s: float | None = None
 
 
+class AffinityPart(Struct, frozen=True, array_like=True):
+    """What belongs to a worker in these queues: jobs whose slot is in `slots` (affinity.has_slot), and those
+    without one whose task is among `tasks`."""
+
+    queues: tuple[str, ...]
+    slots: bytes
+    tasks: tuple[str, ...]
+
+
+class Affinity(Struct, frozen=True, array_like=True):
+    """The part of the work that a worker shall have before others. `weight` is from 0 (none) to 1 (strict);
+    a queue that no part names has no order but that of arrival."""
+
+    weight: float = 0.0
+    parts: tuple[AffinityPart, ...] = ()
+
+
 class WorkerView(Struct, frozen=True):
     """What a beat tells of its worker. A beat of a supervisor has no list of jobs and only renews.
 
     `mesh` is the mesh as the worker sees it, at most MESH_VIEW_BYTES, which storage keeps without reading
-    it: None = as told before, b"" = nothing any more."""
+    it: None = as told before, b"" = nothing any more. `affinity` None = as told before."""
 
     registration: Registration
     status: str = "ready"  # ready, draining, retiring
     running: int = 0
     mesh: bytes | None = None
+    affinity: Affinity | None = None
 
 
 class BeatAnswer(Struct, frozen=True):

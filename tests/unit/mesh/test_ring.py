@@ -12,8 +12,9 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fluxmesh.affinity import SLOT_BITMAP_BYTES, SLOTS, slot_of
 from fluxmesh.mesh import ring as ring_module
-from fluxmesh.mesh.ring import SLOT_BITMAP_BYTES, SLOTS, Ring, slot_of
+from fluxmesh.mesh.ring import Ring
 
 names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=12)
 fleets = st.dictionaries(names, st.integers(1, 60), min_size=1, max_size=8)
