@@ -14,13 +14,11 @@ from benchmarks.figures import Figure, percentile, rounded, spread
 from benchmarks.measures.speed import floor_of_drain
 from benchmarks.measures.waiting import RATE, SETTLE_DOWN_S, open_loop, write_count
 from benchmarks.seen import Seen, check_all_completed, pick_up_ms, span_s
-from benchmarks.shares import started
-from benchmarks.team import Member, counters, team
+from benchmarks.team import Member, team
 
 FLEETS: Final = (1, 2, 4, 8)
 CONCURRENCY: Final = 8
 MOST: Final = 20_000
-KEPT_COUNTERS: Final = ("prefetch_jobs", "local_pops", "jobs_stolen_in", "jobs_taken_held")
 BLOCKS: Final = 3
 BLOCK: Final = 100
 
@@ -84,12 +82,10 @@ async def _cost(bench: Bench, count: int, workers: int, *, mesh: bool) -> Cost:
         calls = await _calls(site) - calls - 1 - (looks if site.gauge is not None else 0)
         cpu_s = _cpu_s(crew) - cpu_s
         seen = await site.read()
-        counted = await counters(site, lambda told: started(told) >= count) if mesh else {}
     check_all_completed(seen, range(count))
     told = {
         "worker_cpu_s_per_1000_jobs": rounded(cpu_s * 1e3 / count),
         "jobs_by_worker": _by_worker(seen, members),
-        "counters": {name: counted[name] for name in KEPT_COUNTERS if name in counted},
     }
     return Cost(count / span_s(seen), calls / count, told)
 

@@ -96,15 +96,13 @@ async def _buffered(bench: Bench, *, steal: bool) -> Lasted:
         ]
         for one in more:
             await site.until_ready(one)
-        started = {info.worker_id: info.started_at for info in await site.storage.fleet()}
+        there = {info.worker_id: info.started_at for info in await site.storage.fleet()}
         await site.until_completed(WARM + JOBS, worker, DONE_S)
         seen = await site.read()
         counted = await counters(site, lambda told: started(told) >= WARM + JOBS)
     check_all_completed(seen, range(WARM + JOBS))
     jobs = [job for job in seen if job.number >= WARM]
-    return _lasted(
-        jobs, max(started[name] for name in NAMES[1:3]), {"held_at_most": held, "counters": counted}
-    )
+    return _lasted(jobs, max(there[name] for name in NAMES[1:3]), {"held_at_most": held, "counters": counted})
 
 
 async def _filled(site: Site) -> int:
