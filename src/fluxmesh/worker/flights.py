@@ -22,9 +22,9 @@ LONGEST_PAUSE_S: Final = 2.0
 
 
 class Flight(Struct):
-    """An exchange under way, for `asked` free slots: some for `begin`, jobs that are held, the rest for claimed
-    ones; and `extra` more to be held. Its answer is None if the service was stopped, or gave up, before it
-    came."""
+    """An exchange under way, for `asked` free slots: some for `begin`, jobs that are held, the rest for
+    claimed ones; and `extra` more to be held. Its answer is None if the service was stopped, or gave up,
+    before it came."""
 
     ends: list[tuple[Run, Settle]]
     begin: list[ClaimedJob]

@@ -59,21 +59,23 @@ class Rules(Struct, frozen=True, kw_only=True):
 class Stock:
     """Implements `mesh.shelf.Shelf`. `on_taken` is called, on the node's thread, when others have taken."""
 
-    def __init__(self, rules: Rules, clock: Clock, *, on_taken: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, rules: Rules, clock: Clock) -> None:
         self.rules: Final = rules
         self.neighbours: Neighbours | None = None
         self.times: Final = RunTimes()
+        self.on_taken: Callable[[], None] = lambda: None
         self.want = 0  # jobs that others were last asked for
         self._clock = clock
-        self._on_taken = on_taken
         self._lock = threading.Lock()
-        self._buffer = Buffer(rules.local_buffer, self._is_own)
+        # What was taken from others fits in even if nothing is held of what is claimed.
+        self._buffer = Buffer(max(rules.local_buffer, rules.steal_batch), self._is_own)
         self._jobs: dict[str, ClaimedJob] = {}
         self._beginning: dict[str, ClaimedJob] = {}
         self._gone: set[tuple[str, int]] = set()  # of those that are beginning: they must not run
         self._offers: dict[tuple[str, int], int] = {}  # when it was made, the oldest first
         self._hashes: dict[str, int] = {}
         self._share_changed = False
+        self._given_up = False
         self.counts: Final = dict.fromkeys(
             (
                 "prefetch_count",
@@ -99,6 +101,8 @@ class Stock:
 
     def lacks(self, coming: int = 0) -> int:
         """How many are missing to what keeps the slots busy for a moment; `coming` are asked for already."""
+        if self._given_up:
+            return 0
         mark = wanted(self.rules.concurrency, self.times.run_s, self.rules.local_buffer)
         return max(0, mark - len(self._jobs) - coming)
 
@@ -106,6 +110,14 @@ class Stock:
         """How many one claim shall hold beyond its free slots."""
         lacks = self.lacks(coming)
         return min(lacks, self._claim_most()) if lacks else 0
+
+    def give_up(self) -> None:
+        """There is no mesh after all: hold nothing more."""
+        self._given_up = True
+
+    @property
+    def run_ms(self) -> int:
+        return round(self.times.run_s * 1e3)
 
     def _claim_most(self) -> int:
         share = self.neighbours.claim_share() if self.neighbours is not None else 1.0
@@ -317,7 +329,7 @@ class Stock:
                         self._gone.add((item.id, item.token))
             self.counts["jobs_stolen_out"] += count
         if count:
-            self._on_taken()
+            self.on_taken()
         return count
 
     def _hash(self, task: str) -> int:
