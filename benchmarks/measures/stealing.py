@@ -21,7 +21,7 @@ from fluxmesh.config import Settings
 from fluxmesh.storage.values import HELD_TAKEABLE_AFTER_S
 
 PAIRS: Final = 4  # they take turns: who has been robbed does not ask the robber for a second
-PERIOD_S: Final = 1.1
+PERIOD_S: Final = 1.3
 WARM_ROUNDS: Final = 3  # until workers know how long a job takes
 ROUNDS_MOST: Final = 4  # for one steal
 SURPLUS_LEAST: Final = Settings().mesh_steal_threshold + Settings().mesh_steal_batch + 1
@@ -169,6 +169,7 @@ async def _pair(bench: Bench, scene: Scene, wanted: int, steals: Steals, turn: a
         stage = Stage(site, scene)
         warm = [await stage.play() for _ in range(WARM_ROUNDS)]
         moved = sum(one.moved for one in warm if one is not None)
+        await asyncio.sleep(PERIOD_S)
         while len(steals.crossings) < wanted and steals.rounds < ROUNDS_MOST * wanted:
             began = time.monotonic()
             async with turn if scene.turns else contextlib.nullcontext():
