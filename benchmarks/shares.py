@@ -113,10 +113,13 @@ class LoadSums:
         return {name: total / mean if mean else 0.0 for name, total in self._sums.items()}
 
 
-async def submit_naps(site: Site, jobs: Sequence[tuple[int, str | None]], nap_s: float) -> None:
-    """All of them in one call: number and key of each."""
-    plain = prepare({"task": "nap"})
-    keyed = {key: prepare({"task": "nap", "affinity_key": key}) for _, key in jobs if key is not None}
+async def submit_naps(
+    site: Site, jobs: Sequence[tuple[int, str | None]], nap_s: float, *, queue: str = "default"
+) -> None:
+    """All of them in as few calls as may be: number and key of each."""
+    task = {"task": "nap", "queue": queue}
+    plain = prepare(task)
+    keyed = {key: prepare(task | {"affinity_key": key}) for _, key in jobs if key is not None}
     new = [(plain if key is None else keyed[key]).job([number, nap_s], {}) for number, key in jobs]
     for start in range(0, len(new), 1_000):
         await site.storage.enqueue(new[start : start + 1_000], queue_cap=QUEUE_CAP)

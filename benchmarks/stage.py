@@ -17,7 +17,7 @@ from benchmarks.seen import Seen, check_all_completed
 from benchmarks.team import Member
 from fluxmesh.submission import prepare
 
-GATE: Final = "gate"  # the thief's own queue
+GATE: Final = "gate"  # a queue of those that are to be kept busy
 QUEUE_CAP: Final = 1_000_000
 ROUND_S: Final = 15.0
 LOOK_S: Final = 0.02

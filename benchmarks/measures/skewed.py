@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -13,14 +12,17 @@ from benchmarks.bench import Bench, Site
 from benchmarks.figures import CheckFailed, Figure, rounded
 from benchmarks.seen import Seen, check_all_completed
 from benchmarks.shares import keys_of, started, submit_naps
-from benchmarks.team import Member, counters, free_ports, mesh_flags, team
+from benchmarks.stage import GATE
+from benchmarks.team import Member, counters, taken, team
+from fluxmesh.job import Status
 
 NAMES: Final = ("north", "south", "east", "west")
 WARM: Final = 500
 WARM_NAP_S: Final = 0.001
 JOBS: Final = 64  # as many as a buffer has room for
 NAP_S: Final = 0.25
-FILL_S: Final = 5.0
+GATE_S: Final = 1.0  # the others are busy so long; what is held longer than 5 s is given back
+OWN: Final = "own"  # a queue of the first worker, to learn there how short jobs are
 KEYED: Final = 640
 KEYED_NAP_S: Final = 0.05
 KEYED_SLOTS: Final = 4
@@ -29,31 +31,29 @@ DONE_S: Final = 120.0
 
 
 class Lasted(Struct, frozen=True):
-    """`total_s` from the submission to the last end; `start_s` from the submission until the last worker
-    was there."""
+    """`total_s`: from when the others are there and idle to the last end."""
 
     total_s: float
-    start_s: float
     told: dict[str, Any]
 
 
 async def skewed(bench: Bench) -> AsyncIterator[Figure]:
-    """One worker's buffer holds all jobs when two others start; and all jobs have keys of one worker."""
+    """One worker's buffer has all jobs when two others become idle; and all jobs have keys of one worker."""
     for steal in (True, False):
         runs = [await _buffered(bench, steal=steal) for _ in range(bench.repeat)]
         yield Figure(
             name="skewed buffer",
             unit="s",
-            values=[run.total_s - 2 * run.start_s / 3 if steal else run.total_s for run in runs],
+            values=[run.total_s for run in runs],
             parameters={
-                "what": "total less 2/3 of the others' start-up" if steal else "total",
                 "steal": steal,
                 "jobs": JOBS,
                 "body_ms": NAP_S * 1e3,
                 "workers": 3,
                 "concurrency": 1,
+                "evenly_s": rounded(JOBS * NAP_S / 3),
             },
-            bound=bench.bound("skewed-buffer" if steal else "skewed-buffer-alone"),
+            bound=bench.bound("skewed-buffer") if steal else None,
             details={"repetitions": [_told(run) for run in runs]},
         )
     for steal in (True, False):
@@ -75,51 +75,49 @@ async def skewed(bench: Bench) -> AsyncIterator[Figure]:
 
 
 def _told(run: Lasted) -> dict[str, Any]:
-    return {"total_s": rounded(run.total_s), "start_s": rounded(run.start_s), **run.told}
+    return {"total_s": rounded(run.total_s), **run.told}
 
 
 async def _buffered(bench: Bench, *, steal: bool) -> Lasted:
+    """The others are kept busy by a job of their own queue, and hold nothing, until the first one has all."""
     flags = () if steal else ("--no-mesh-steal",)
-    seed = free_ports()
-    async with bench.site() as site, contextlib.AsyncExitStack() as others:
-        alone = site.worker(worker_id=NAMES[0], concurrency=1, flags=[*mesh_flags(seed, first=True), *flags])
-        worker = await others.enter_async_context(alone)
-        await site.produce("burst", "--count", WARM, "--nap", WARM_NAP_S)
-        await site.until_completed(WARM, worker, DONE_S)
-        await submit_naps(site, [(WARM + number, None) for number in range(JOBS)], NAP_S)
-        held = await _filled(site)
-        more = [
-            await others.enter_async_context(
-                site.worker(worker_id=name, concurrency=1, ready=False, flags=[*mesh_flags(seed), *flags])
-            )
-            for name in NAMES[1:3]
-        ]
-        for one in more:
-            await site.until_ready(one)
-        there = {info.worker_id: info.started_at for info in await site.storage.fleet()}
-        await site.until_completed(WARM + JOBS, worker, DONE_S)
+    others = ("--queues", f"default,{GATE}", "--mesh-local-buffer", "0", *flags)
+    members = [
+        Member(NAMES[0], ("--queues", f"default,{OWN}", *flags)),
+        *(Member(name, others) for name in NAMES[1:3]),
+    ]
+    gates = range(WARM + JOBS, WARM + JOBS + len(members) - 1)
+    async with bench.site() as site, team(site, members, concurrency=1) as workers:
+        await submit_naps(site, [(number, None) for number in range(WARM)], WARM_NAP_S, queue=OWN)
+        await site.until_completed(WARM, workers[0], DONE_S)
+        await submit_naps(site, [(number, None) for number in gates], GATE_S, queue=GATE)
+        await site.until(lambda: _are_busy(site, len(gates)), GATE_S)
+        await submit_naps(site, [(number, None) for number in range(WARM, WARM + JOBS)], NAP_S)
+        await site.until(lambda: _has_all(site), GATE_S)
+        await site.until_completed(WARM + JOBS + len(gates), workers[0], DONE_S)
         seen = await site.read()
-        counted = await counters(site, lambda told: started(told) >= WARM + JOBS)
-    check_all_completed(seen, range(WARM + JOBS))
-    jobs = [job for job in seen if job.number >= WARM]
-    return _lasted(jobs, max(there[name] for name in NAMES[1:3]), {"held_at_most": held, "counters": counted})
+        counted = await counters(site, lambda told: taken(told) >= moved(seen))
+    check_all_completed(seen, range(gates.stop))
+    opened = max(job.completed_at or 0.0 for job in seen if job.number in gates)
+    jobs = [job for job in seen if WARM <= job.number < gates.start]
+    early = [job for job in jobs if job.worker_id != NAMES[0] and (job.started_at or 0.0) < opened - 0.1]
+    if early:
+        raise CheckFailed(f"{len(early)} jobs ran on others while those should have been busy")
+    return _lasted(jobs, opened, counted)
 
 
-async def _filled(site: Site) -> int:
-    """Wait until nothing is left in the queue but what the first worker holds, if that is to be. What it
-    held at most."""
-    most = 0
+def moved(seen: Sequence[Seen]) -> int:
+    """Jobs that did not run where all of them were held."""
+    return sum(WARM <= job.number < WARM + JOBS and job.worker_id != NAMES[0] for job in seen)
 
-    async def full() -> bool:
-        nonlocal most
-        held = sum([info.held for info in await site.storage.fleet()])
-        most = max(most, held)
-        ended = await site.completed() - WARM
-        return held + ended + 1 >= JOBS
 
-    with contextlib.suppress(CheckFailed):
-        await site.until(full, FILL_S)
-    return most
+async def _are_busy(site: Site, many: int) -> bool:
+    return (await site.storage.counts()).by_status.get(Status.RUNNING, 0) == many
+
+
+async def _has_all(site: Site) -> bool:
+    """Nothing is left in the queue: the first worker holds it all."""
+    return not (await site.storage.counts()).by_status.get(Status.PENDING, 0)
 
 
 async def _keyed(bench: Bench, *, steal: bool) -> Lasted:
@@ -133,11 +131,10 @@ async def _keyed(bench: Bench, *, steal: bool) -> Lasted:
             seen = await site.read()
             counted = await counters(site, lambda told: started(told) >= KEYED)
     check_all_completed(seen, range(KEYED))
-    return _lasted(seen, min(job.created_at for job in seen), {"counters": counted})
+    return _lasted(seen, min(job.created_at for job in seen), counted)
 
 
-def _lasted(seen: list[Seen], there: float, told: dict[str, Any]) -> Lasted:
-    began = min(job.created_at for job in seen)
+def _lasted(seen: Sequence[Seen], began: float, counted: Mapping[str, int]) -> Lasted:
     ended = max(job.completed_at for job in seen if job.completed_at is not None)
     shares = {str(name): many for name, many in Counter(job.worker_id for job in seen).most_common()}
-    return Lasted(ended - began, max(0.0, there - began), {"jobs_by_worker": shares, **told})
+    return Lasted(ended - began, {"jobs_by_worker": shares, "counters": dict(counted)})
