@@ -101,6 +101,7 @@ _STYLE: Final = """
   .sqlite { stroke: #0b62c4; fill: #0b62c4; }
   .redis { stroke: #b3261e; fill: #b3261e; }
   path { fill: none !important; stroke-width: 2; }
+  path.redis { stroke-dasharray: 7 4; }
   @media (prefers-color-scheme: dark) {
     text { fill: #ddd; }
     .grid { stroke: #444; }
