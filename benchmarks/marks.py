@@ -62,10 +62,9 @@ def starts_of(marks: Iterable[Mark]) -> dict[int, Mark]:
     return {mark.number: mark for mark in marks if mark.event == "start"}
 
 
-def beside_surplus(jobs: Sequence[Seen], starts: dict[int, Mark]) -> Crossing | None:
-    """Two idle workers, and jobs that one of them claimed in one exchange. From the storage's stamp of that
-    claim, which is a little before the claimer itself knows of its surplus, to the first body on the other.
-    None: only one job is there, so there was no surplus."""
+def beside_held(jobs: Sequence[Seen], starts: dict[int, Mark]) -> Crossing | None:
+    """From the storage's stamp of the first claim, before which nothing was held, to the first body on the
+    other worker. None: only one job is there, so none was held."""
     if len(jobs) < 2:
         return None
     first = min(jobs, key=lambda job: job.started_at or 0.0)

@@ -23,21 +23,21 @@ ROUND_S: Final = 15.0
 LOOK_S: Final = 0.02
 LOOK_SOON_S: Final = 0.002
 
-Judge = Callable[[Sequence[Seen], dict[int, Mark], Mark | None], Crossing | None]
+Judge = Callable[[Sequence[Seen], dict[int, Mark], Mark], Crossing | None]
 
 
 class Scene(Struct, frozen=True):
-    """How a surplus and an idle worker come together: so many jobs given at once to both. `judge` says what
-    came of a round. `gate_s`: the thief is kept busy so long before, by a job of a queue of its own. `turns`:
-    one pair at a time, since the job is short and the processors are few."""
+    """How a surplus and an idle worker come together. The second member, the thief, is kept busy for `gate_s`
+    by a job of a queue of its own; meanwhile `jobs` are given at once, each of which takes `nap_s`, and the
+    first member has all of them. `judge` says what came of a round. `turns`: one pair at a time, since the
+    jobs are short and the processors are few."""
 
-    name: str
     members: tuple[Member, ...]
     jobs: int
     nap_s: float
+    gate_s: float
     judge: Judge
     turns: bool = True
-    gate_s: float = 0.0
 
 
 class Stage:
@@ -54,9 +54,8 @@ class Stage:
         scene, gate_number = self._scene, self._given
         self._rounds += 1
         journal = self._site.folder / f"round-{self._rounds}"
-        if scene.gate_s:
-            await self._give(1, scene.gate_s, journal, GATE)
-            await _until(lambda: bool(read_marks(journal)), LOOK_SOON_S)
+        await self._give(1, scene.gate_s, journal, GATE)
+        await _until(lambda: bool(read_marks(journal)), LOOK_SOON_S)
         first = self._given
         ids = await self._give(scene.jobs, scene.nap_s, journal, "default")
         await _until(lambda: _ends(journal) == self._given - gate_number, LOOK_S)
@@ -65,8 +64,8 @@ class Stage:
         check_clocks(marks)
         jobs = [await self._seen(job_id) for job_id in ids]
         check_all_completed(jobs, range(first, self._given))
-        gates = [mark for mark in marks if mark.event == "end" and mark.number == gate_number]
-        return scene.judge(jobs, starts_of(marks), gates[0] if scene.gate_s else None)
+        (gate,) = [mark for mark in marks if mark.event == "end" and mark.number == gate_number]
+        return scene.judge(jobs, starts_of(marks), gate)
 
     async def _give(self, count: int, nap_s: float, journal: Path, queue: str) -> list[str]:
         template = prepare({"task": "mark", "queue": queue})

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from benchmarks.bench import Bench
 from benchmarks.figures import CheckFailed, Figure, spread
-from benchmarks.marks import Crossing, Mark, beside_surplus, falls_idle
+from benchmarks.marks import Crossing, Mark, beside_held, falls_idle
 from benchmarks.seen import Seen
 from benchmarks.stage import GATE, Scene, Stage
 from benchmarks.team import Member, counters, taken, team
@@ -26,62 +26,44 @@ WARM_ROUNDS: Final = 3  # until workers know how long a job takes
 ROUNDS_MOST: Final = 4  # for one steal
 SURPLUS_LEAST: Final = Settings().mesh_steal_threshold + Settings().mesh_steal_batch + 1
 DIRECT_S: Final = HELD_TAKEABLE_AFTER_S * 0.9  # what began sooner was claimed: nothing is taken so early
-SHORT_S: Final = 0.008
-LONG_S: Final = 0.5
 VICTIM: Final = "north"
 THIEF: Final = "south"
 
 
-def _arrives(jobs: Sequence[Seen], starts: dict[int, Mark], _: Mark | None) -> Crossing | None:
-    return beside_surplus(jobs, starts)
-
-
-def _falls_idle(jobs: Sequence[Seen], starts: dict[int, Mark], gate: Mark | None) -> Crossing | None:
-    assert gate is not None
+def _falls_idle(jobs: Sequence[Seen], starts: dict[int, Mark], gate: Mark) -> Crossing | None:
     return falls_idle(jobs, starts, gate, THIEF, SURPLUS_LEAST)
 
 
-def _held(jobs: Sequence[Seen], starts: dict[int, Mark], _: Mark | None) -> Crossing | None:
-    """Only the worker in the mesh holds; a job that began on the other one at once was claimed by it."""
-    crossing = beside_surplus(jobs, starts)
+def _held(jobs: Sequence[Seen], starts: dict[int, Mark], _: Mark) -> Crossing | None:
+    """Only the worker in the mesh holds; a job that began on the other one soon was claimed by it."""
+    crossing = beside_held(jobs, starts)
     if crossing is None or crossing.victim != VICTIM or (crossing.crossed and crossing.waited_s < DIRECT_S):
         return None
     return crossing
 
 
-ARRIVES: Final = Scene(
-    name="a surplus arrives beside an idle worker",
-    members=(Member(VICTIM), Member(THIEF)),
-    jobs=9,
-    nap_s=SHORT_S,
-    judge=_arrives,
-)
 FALLS_IDLE: Final = Scene(
-    name="a worker falls idle beside a surplus",
-    members=(
-        Member(VICTIM),
-        Member(THIEF, ("--queues", f"default,{GATE}", "--mesh-local-buffer", "0")),
-    ),
+    members=(Member(VICTIM), Member(THIEF, ("--queues", f"default,{GATE}"))),
     jobs=14,
-    nap_s=SHORT_S,
-    judge=_falls_idle,
+    nap_s=0.008,
     gate_s=0.04,
+    judge=_falls_idle,
 )
 PLAIN_THIEF: Final = Scene(
-    name="a held job beside an idle worker without a mesh",
-    members=(Member(VICTIM), Member(THIEF, in_mesh=False)),
+    members=(Member(VICTIM), Member(THIEF, ("--queues", f"default,{GATE}"), in_mesh=False)),
     jobs=2,
-    nap_s=LONG_S,
+    nap_s=0.5,
+    gate_s=0.03,
     judge=_held,
     turns=False,
 )
 
 
 async def steal_latency(bench: Bench) -> AsyncIterator[Figure]:
-    """By the mesh, in both ways in which an idle worker comes to stand beside a surplus."""
-    for scene in (ARRIVES, FALLS_IDLE):
-        async for figure in _latency(bench, "steal latency", scene, {"p50": "steal-p50", "p99": "steal-p99"}):
-            yield figure
+    """By the mesh, to a worker that falls idle beside a surplus."""
+    bounds = {"p50": "steal-p50", "p99": "steal-p99"}
+    async for figure in _latency(bench, "steal latency", FALLS_IDLE, bounds):
+        yield figure
 
 
 async def take_held_latency(bench: Bench) -> AsyncIterator[Figure]:
@@ -104,7 +86,6 @@ async def _latency(bench: Bench, name: str, scene: Scene, bounds: dict[str, str]
             unit="ms",
             values=[one[share] for one in found],
             parameters={
-                "scene": scene.name,
                 "steals": wanted,
                 "concurrency": 1,
                 "body_ms": scene.nap_s * 1e3,

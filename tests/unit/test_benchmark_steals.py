@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.affinity_page import MARKS, plot, rows, table, with_figures
 from benchmarks.figures import CheckFailed
-from benchmarks.marks import Crossing, Mark, beside_surplus, check_clocks, falls_idle, read_marks, starts_of
+from benchmarks.marks import Crossing, Mark, beside_held, check_clocks, falls_idle, read_marks, starts_of
 from benchmarks.measures.affinity import NAMES, WEIGHTS
 from benchmarks.seen import Seen
 from benchmarks.shares import LoadSums, drawn, falls, key_of, keys_of, load_bound, owners, shares
@@ -46,19 +46,19 @@ def began(number: int, at_s: float) -> Mark:
 def test_a_crossing_is_from_the_claim_to_the_first_body_on_the_other_worker() -> None:
     jobs = [job(0, "north"), job(1, "north", 100.03), job(2, "south", 100.005), job(3, "south", 100.02)]
     starts = starts_of([began(0, 0.001), began(1, 0.031), began(2, 0.007), began(3, 0.021)])
-    crossing = beside_surplus(jobs, starts)
+    crossing = beside_held(jobs, starts)
     assert crossing == Crossing(pytest.approx(0.007), True, 2, "north")  # type: ignore[arg-type]
 
 
-def test_a_surplus_that_nobody_took_counts_for_as_long_as_it_lasted() -> None:
+def test_a_held_job_that_nobody_took_counts_for_as_long_as_it_was_held() -> None:
     jobs = [job(0, "north"), job(1, "north", 100.03), job(2, "north", 100.06)]
     starts = starts_of([began(0, 0.001), began(1, 0.031), began(2, 0.062)])
-    crossing = beside_surplus(jobs, starts)
+    crossing = beside_held(jobs, starts)
     assert crossing == Crossing(pytest.approx(0.062), False, 0, "north")  # type: ignore[arg-type]
 
 
-def test_one_job_is_no_surplus() -> None:
-    assert beside_surplus([job(0, "north")], starts_of([began(0, 0.0)])) is None
+def test_of_one_job_none_is_held() -> None:
+    assert beside_held([job(0, "north")], starts_of([began(0, 0.0)])) is None
 
 
 def test_who_falls_idle_waits_from_the_end_of_its_own_job() -> None:
