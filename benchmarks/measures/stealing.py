@@ -47,8 +47,8 @@ def _held(jobs: Sequence[Seen], starts: dict[int, Mark], _: Mark) -> Crossing | 
 FALLS_IDLE: Final = Scene(
     members=(Member(VICTIM), Member(THIEF, ("--queues", f"default,{GATE}", "--mesh-local-buffer", "0"))),
     jobs=14,
-    nap_s=0.008,
-    gate_s=0.04,
+    nap_s=0.006,
+    gate_s=0.03,
     judge=_falls_idle,
 )
 PLAIN_THIEF: Final = Scene(
