@@ -13,11 +13,13 @@ from fluxmesh.errors import OutcomeUnknown, StorageUnreachable
 from fluxmesh.job import Status
 from fluxmesh.limits import parse_rate
 from fluxmesh.outcome import Counters, Transition
+from fluxmesh.storage.affinities import kept
 from fluxmesh.storage.base import BATCH_BYTES
 from fluxmesh.storage.redis.scripts import Scripts, blob
 from fluxmesh.storage.values import (
     MESH_VIEW_BYTES,
     PROCESS_GONE,
+    Affinity,
     BeatAnswer,
     Begun,
     ClaimedJob,
@@ -49,7 +51,7 @@ US: Final = 1_000_000
 EACH_MOST: Final = 250  # items of one script: what runs on the server, everybody waits for
 _SETTLED: Final = {ord("a"): Settled.APPLIED, ord("d"): Settled.ALREADY, ord("s"): Settled.STALE}
 _BEGUN: Final = {ord("b"): Begun.BEGUN, ord("o"): Begun.OUTRANKED, ord("l"): Begun.LOST}
-_NOTHING_MORE: Final = (None,) * 9
+_NOTHING_MORE: Final = (None,) * 10
 _NO_RESERVE: Final = (0, 0, 0, 0)
 _CREATED: Final = Verdict.CREATED
 _encode = msgspec.msgpack.Encoder().encode
@@ -74,9 +76,10 @@ def _new(job: NewJob) -> tuple[Any, ...]:
     rest = (
         job.delay_us, job.run_at_us, job.expires_in_us, job.idempotency_key, blob(job.payload_hash),
         job.unique_key, job.concurrency_key, job.concurrency_limit, job.tags or None,
+        job.slot,
     )  # fmt: skip
     first = (job.id, job.task, job.queue, job.tier, blob(job.payload), blob(job.options))
-    return first if rest == _NOTHING_MORE else first + rest
+    return first if rest == _NOTHING_MORE else (*first, *rest, True)
 
 
 def _by_size(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
@@ -146,7 +149,7 @@ def _claimed(row: list[Any]) -> ClaimedJob:
     job = (job_id.decode(), int(token), task.decode(), queue.decode(), int(tier), payload, options)
     if len(row) == 7:
         return ClaimedJob(*job, 0, 0, 0, 0, 1)
-    attempts, crashes, snoozes, interruptions, life = row[7:]
+    attempts, crashes, snoozes, interruptions, life, hops, slot = row[7:]
     return ClaimedJob(
         *job,
         int(attempts or 0),
@@ -154,6 +157,8 @@ def _claimed(row: list[Any]) -> ClaimedJob:
         int(snoozes or 0),
         int(interruptions or 0),
         int(life or 1),
+        int(hops or 0),
+        None if slot is None else int(slot),
     )
 
 
@@ -229,6 +234,18 @@ def _view(seen: Registration, status: str, running: int) -> tuple[Any, ...]:
     return (seen.worker_id, blob(_encode(seen)), blob(_encode(me)), lease_us, beat_us, status, running)
 
 
+def _affinity(told: Affinity) -> tuple[Any, ...]:
+    """As the scripts know it: weight, and the parts as text. Tasks are one text, as in `_view`."""
+    affinity = kept(told)
+    if affinity is None:
+        return ("", "")
+    parts = [
+        (part.queues, blob(part.slots), "".join(f"\0{task}" for task in part.tasks) + "\0")
+        for part in affinity.parts
+    ]
+    return (repr(float(affinity.weight)), blob(_encode(parts)))
+
+
 def _task(spec: TaskSpec) -> tuple[Any, ...]:
     limit = None
     if spec.rate_limit is not None or spec.max_concurrent is not None:
@@ -260,6 +277,7 @@ async def beat(
         _tasks(view.registration),
         None if owned is None else _owned(owned),
         None if view.mesh is None else blob(view.mesh if len(view.mesh) <= MESH_VIEW_BYTES else b""),
+        None if view.affinity is None else _affinity(view.affinity),
     )
     return BeatAnswer(
         Standing(standing.decode()),

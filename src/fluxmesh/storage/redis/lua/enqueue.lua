@@ -1,6 +1,6 @@
 -- Store jobs, in order. A[2] = queue_cap, A[3] = jobs, each {id, task, queue, tier, payload, options, delay_us,
--- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags}; of
--- a plain job the first six.
+-- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags,
+-- slot, true}; of a plain job the first six.
 -- Answers per job 1 (created) or {verdict, id, by, status, pruned}.
 local queue_cap = A[2]
 local TIER = {[0] = '0', '1', '2', '3'}
@@ -17,7 +17,8 @@ local function kind_of(queue, tier, task, later)
   local known = within(within(within(alike, queue), tier), task)
   kind = known[later]
   if not kind then
-    kind = {queue = queue, tier = tier, task = task, later = later, n = 0, counted = 0}
+    kind = {queue = queue, tier = tier, task = task, later = later, n = 0, counted = 0, slots = nil,
+      slotted = 0}
     known[later] = kind
     kinds[#kinds + 1] = kind
   end
@@ -124,7 +125,7 @@ local NOTHING = {}
 
 local function extras(job, due_us)
   -- Not #job: it may stop at any field that is nil, as queue and tier are where the task decides.
-  if not (job[6] or job[7] or job[8] or job[9] or job[10] or job[12] or job[13] or job[15]) then
+  if not (job[6] or job[17]) then
     return NOTHING
   end
   local found, more = {}, job[9] or job[12] or job[13]
@@ -141,8 +142,9 @@ local function extras(job, due_us)
   put('unique_key', job[12])
   put('concurrency_key', job[13])
   put('concurrency_limit', job[14])
+  put('slot', job[16] and int(job[16]) or nil)
   put('tags', job[15] and #job[15] > 0 and cmsgpack.pack(job[15]) or nil)
-  put('more', more and '1' or nil)
+  put('more', more and '1' or job[16] and 's' .. int(job[16]) or nil)
   return found
 end
 
@@ -158,12 +160,9 @@ local function write_keys(job, queue)
   end
 end
 
-local function store(job, home_room, queue, tier, number)
-  local id, task, seq = job[1], job[2], int(number)
-  local due_us = job[7] and now + job[7] or job[8]
-  local later = due_us ~= nil and due_us > now
-  call('HSET', K.job(id), 'place', later and '0' or '1', 'task', task, 'payload', job[5], 'queue', queue, 'tier',
-    TIER[tier], 'seq', seq, 'created_us', NOW, unpack(extras(job, due_us)))
+-- What hangs on a job that is not a plain one.
+local function hang_on(job, kind, seq, queue)
+  local id = job[1]
   if job[9] then
     add(list(K.expires()), now + job[9], id)
   end
@@ -172,14 +171,31 @@ local function store(job, home_room, queue, tier, number)
       add(list(K.by_tag(tag)), seq, id)
     end
   end
-  add(kind_of(queue, tier, task, later), seq, id)
+  if job[16] and not kind.later then
+    kind.slots = kind.slots or {}
+    kind.slots[job[16]] = (kind.slots[job[16]] or 0) + 1
+    kind.slotted = kind.slotted + 1
+  end
+  if job[10] or job[12] then
+    through(function() write_keys(job, queue) end)
+  end
+end
+
+local function store(job, home_room, queue, tier, number)
+  local id, task, seq = job[1], job[2], int(number)
+  local due_us = job[7] and now + job[7] or job[8]
+  local later = due_us ~= nil and due_us > now
+  call('HSET', K.job(id), 'place', later and '0' or '1', 'task', task, 'payload', job[5], 'queue', queue, 'tier',
+    TIER[tier], 'seq', seq, 'created_us', NOW, unpack(extras(job, due_us)))
+  local kind = kind_of(queue, tier, task, later)
+  add(kind, seq, id)
   home_room.left = home_room.left - 1
   if later then
     add(list(K.delayed(tier)), due_us, id)
     scheduled(due_us, queue, tier, task)
   end
-  if job[10] or job[12] then
-    through(function() write_keys(job, queue) end)
+  if job[17] then
+    hang_on(job, kind, seq, queue)
   end
 end
 
@@ -189,7 +205,13 @@ local function note_kind(kind)
   if n > 0 then
     count(kind.queue, kind.tier, kind.later and 0 or 1, n)
     if not kind.later then
-      ready(kind.queue, kind.tier, kind.task, n)
+      for slot, of_slot in pairs(kind.slots or {}) do
+        ready(kind.queue, kind.tier, kind.task, of_slot, slot)
+      end
+      if n > kind.slotted then
+        ready(kind.queue, kind.tier, kind.task, n - kind.slotted, false)
+      end
+      kind.slots, kind.slotted = nil, 0
     end
   end
 end

@@ -62,7 +62,7 @@ local function complete(item)
     return false
   end
   local r, attempts, history
-  if v[8] then
+  if v[8] and string.byte(v[8]) ~= 115 then -- as in claim: not only a slot
     r = read_more(name, id, v[5])
     if not r then
       return false
@@ -151,7 +151,8 @@ local function settle_all()
   return table.concat(answers)
 end
 
--- Start a held job, unless a higher tier is ready that this worker could run.
+-- Start a held job, unless a higher tier is ready that this worker could run, or a limit that was registered since
+-- keeps it.
 -- rare
 local function begin(c, item)
   local r = row(item[1])
@@ -165,13 +166,7 @@ local function begin(c, item)
     to_end(r, 8, {token = token_after(r.token)})
     return 'l'
   end
-  local higher = {}
-  for _, tier in ipairs(c.me.tiers) do
-    if tier < r.tier then
-      higher[#higher + 1] = tier
-    end
-  end
-  if c.paused[r.queue] or runnable(c, higher, 1)() then
+  if c.paused[r.queue] or outranks(c, r.tier) or not may_begin(c, r.task) then
     to_ready(r, {token = token_after(r.token), percent = r.percent, message = r.message})
     return 'o'
   end
@@ -227,11 +222,14 @@ local begun, running, held = {}, nil, nil
 if request > me.request then
   call('HSET', K.worker(epoch), 'request', c.request)
 end
-if slots + extra > 0 and request <= me.request then
+if request <= me.request then
   running, held = given_before()
 end
 for i, item in ipairs(A[6]) do
   begun[i] = begin(c, item)
+  if begun[i] ~= 'b' then
+    slots = slots + 1 -- it leaves its slot to the claim
+  end
 end
 if not running then
   running, held = claim_jobs(c, slots, extra, A[9])
@@ -242,8 +240,8 @@ if short then
 elseif anybody_waits() then
   call('ZREM', K.waiting(), epoch)
 end
-if c.next_permit_us then
-  next_us = math.min(next_us or c.next_permit_us, c.next_permit_us)
+if c.next_look_us then
+  next_us = math.min(next_us or c.next_look_us, c.next_look_us)
 end
 return finish({stands, settled, table.concat(begun), running, held, c.more and 1 or 0, from_now(next_us),
   short and call('EXISTS', K.held()) == 1 and next_held_us(me) or false})
