@@ -57,7 +57,7 @@ class Fetcher(Service):
     """`admit_job` takes a claimed job in and returns what begins it; `nudge_beat` asks for a beat at once;
     `on_fenced` hears that this epoch may never claim again; `on_failure` gets an error that repeating cannot
     mend. `stock`: what is claimed beyond the free slots is held there, and begun from there; None: nothing
-    is. `trade`: with whom it is shared. `takes`: jobs that others hold may be taken."""
+    is. `trade`: with whom it is shared."""
 
     def __init__(
         self,
@@ -77,7 +77,6 @@ class Fetcher(Service):
         observer: Observer | None,
         stock: Stock | None = None,
         trade: Trade | None = None,
-        takes: bool = True,
         poll_s: float = WORK_POLL_S,
     ) -> None:
         super().__init__("fetcher", interval_s=WORK_POLL_S, round_limit_s=None, rng=rng)
@@ -95,7 +94,6 @@ class Fetcher(Service):
         self._on_fenced = on_fenced
         self._on_failure = on_failure
         self._observer = observer
-        self._takes = takes
         self._outbox = Outbox()
         self._flights: list[Flight] = []
         self._half = self._half_of_slots()
@@ -324,7 +322,7 @@ class Fetcher(Service):
         slots = flight.slots_claimed(answer)
         self._take(flight, answer, slots)
         await self._begin_bodies()
-        if slots and not answer.running and self._takes:
+        if slots and not answer.running and (self._stock is None or self._stock.rules.steal):
             await self._take_held()
         if self._holding is not None:
             self._holding.tell()
