@@ -136,7 +136,7 @@ class Fetcher(Service):
         """Take the end of a run; it is kept until storage has confirmed it."""
         self._outbox.append((run, settle))
         if self._stock is not None and run.began:
-            self._stock.times.note(asyncio.get_running_loop().time() - run.began)
+            self._stock.times.note(run.took_s or asyncio.get_running_loop().time() - run.began)
         if not self._woken:
             self.wake()
         if len(self._outbox) == self._half:
@@ -257,13 +257,17 @@ class Fetcher(Service):
             return False
         if asked and self._stock.begins(asked, self._slots.lacking()):
             return True
-        return self._holding.fills and self._to_hold(asked) > 0
+        return self._holding.fills and self._to_hold(asked, asked) > 0
 
-    def _to_hold(self, asked: int) -> int:
-        """How many jobs to claim beyond `asked` slots: some whenever there is a claim, and on and on while
+    def _to_hold(self, asked: int, slots: int) -> int:
+        """How many jobs to claim beyond `asked` free slots, of which `slots` are for what is claimed. While
+        there is room here, others may have room as well: what would wait here could start there. So some are
+        held if the last claim found all it asked for, or with a claim for no slot at all; and on and on while
         claims find all that they ask for."""
         stock, holding = self._stock, self._holding
-        if stock is None or holding is None or not (asked or holding.fills) or not self._may_claim():
+        if stock is None or holding is None or not self._may_claim():
+            return 0
+        if not (holding.fills or (asked and (holding.full or slots <= 0))):
             return 0
         coming = sum([flight.extra for flight in self._flights])
         return max(0, min(stock.extra(coming, fills=holding.fills), min(self._batch, BATCH_MAX) - asked))
@@ -275,7 +279,7 @@ class Fetcher(Service):
         extra = 0
         if self._stock is not None:
             begin = self._stock.pick(asked, reserve) if asked else []
-            extra = self._to_hold(asked)
+            extra = self._to_hold(asked, asked - len(begin) - sum(reserve))
         request = ExchangeRequest(
             self._worker,
             self._request_id,
@@ -292,7 +296,7 @@ class Fetcher(Service):
         )
         answer = asyncio.get_running_loop().create_task(exchange, name="fluxmesh-exchange")
         answer.add_done_callback(self._tell_round)
-        self._flights.append(Flight(ends, begin, asked, extra, sent_s, answer))
+        self._flights.append(Flight(ends, begin, asked, sum(reserve), extra, sent_s, answer))
 
     async def _hear_news(self) -> None:
         """Return when an exchange was answered, or so much has ended that a second one may be sent."""
