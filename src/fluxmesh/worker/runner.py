@@ -154,6 +154,7 @@ class Runner:
         if job.crashes >= ALONE_FROM_CRASHES:
             plan = self._isolation.alone(plan, job.task)
         run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
+        run.began = now
         self._table.add(run)
         self._deadlines.watch(run.deadline)
         if not plan.guided and plan.shape is not None:
@@ -296,6 +297,7 @@ class Runner:
         self._pool.submit(run.handle)
 
     def _thread_ended(self, run: Run, call: ThreadCall) -> None:
+        run.took_s = call.took_s
         if call.refused and not run.cancelled:
             self._give_back(run, "never entered")
         elif call.error is None:
