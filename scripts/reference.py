@@ -196,7 +196,7 @@ def cli_page() -> str:
     for noun, parser in _verbs(build_parser(tuple(COMMANDS))):
         parts += [f"## {noun}", "", *_description(parser)]
         below = list(_verbs(parser))
-        if not below:
+        if not below or parser.get_default("run") is not None:
             parts += _leaf(noun, parser)
         for verb, leaf in below:
             parts += [f"### {noun} {verb}", "", *_description(leaf), *_leaf(f"{noun} {verb}", leaf)]
