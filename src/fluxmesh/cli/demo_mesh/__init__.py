@@ -8,13 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from fluxmesh.cli import output
 from fluxmesh.cli.parser import Options, Parser, json_option, seconds
 from fluxmesh.cli.run import run_async
-from fluxmesh.cli.session import overrides
-from fluxmesh.config import load_settings
+from fluxmesh.config import Settings
 from fluxmesh.errors import InvalidOption
 from fluxmesh.storage.registry import resolved_url
 
@@ -59,10 +56,8 @@ def run(options: Options) -> int:
     ended: list[bool] = []
 
     async def main() -> int:
-        url = resolved_url(None, folder / "demo.db")
-        settings = msgspec.structs.replace(
-            load_settings({**overrides(options), "url": url, "namespace": "fluxmesh"}), app=None
-        )
+        # Settings of the user's are for queues of the user's: this is the same everywhere.
+        settings = Settings(url=resolved_url(None, folder / "demo.db"))
         plan = Plan(
             folder=folder,
             settings=settings,
