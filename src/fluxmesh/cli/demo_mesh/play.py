@@ -47,7 +47,7 @@ from fluxmesh.storage.values import Verdict
 from fluxmesh.submission import NewJob
 
 QUEUE: Final = "demo"
-CONCURRENCY: Final = 2
+CONCURRENCY: Final = 3
 PERIOD_MS: Final = 1_000  # of probes: the longest round trip has to fit into half of it
 LOOK_S: Final = 0.2
 DRAIN_MOST_S: Final = 20.0

@@ -19,11 +19,11 @@ from fluxmesh.submission import NewJob, prepare
 
 SKEW: Final = 0.9  # of the requests are of tenants of the busy regions
 SHORT_MS: Final = (4.0, 12.0)
-LONG_MS: Final = (150.0, 350.0)
+LONG_MS: Final = (400.0, 900.0)
 WAVE: Final = 30  # short requests
 WAVE_EVERY_S: Final = 0.4
 BURST: Final = 60  # long ones
-BURST_EVERY_S: Final = 3.0
+BURST_EVERY_S: Final = 4.0
 _TENANTS_EACH: Final = 8
 
 
