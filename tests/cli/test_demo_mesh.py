@@ -22,11 +22,12 @@ import pytest
 from fluxmesh.cli.demo_mesh.atlas import BUSY, REGIONS, ROUND_TRIPS_MS, round_trip_ms, weather_of
 from fluxmesh.cli.demo_mesh.figures import (
     Rate,
+    RegionLook,
     counted,
     ended_twice,
     has_doubled,
     lost_of,
-    p50_ms,
+    moves,
     round_trips,
     standing_of,
 )
@@ -304,8 +305,19 @@ def test_counters_of_all_runs_are_summed_and_rates_are_of_the_last_seconds() -> 
     assert rate.note(1.0, 50) == 50
     assert rate.note(10.0, 60) == 0
     assert rate.note(12.0, 100) == 20
-    assert p50_ms([]) is None
-    assert p50_ms([0.1, 0.3, 0.2]) == 200.0
+
+
+def test_what_changed_hands_is_told_as_the_difference_of_two_looks() -> None:
+    def look(region: str, took: int, left: int) -> RegionLook:
+        return RegionLook(
+            region=region, pid=1, alive=True, standing="alive", running=0, held=0, done=0, own=0,
+            took=took, took_by_storage=0, left=left,
+        )  # fmt: skip
+
+    before = (look("oregon", 0, 2), look("virginia", 3, 0))
+    assert moves((), before) == moves(before, before) == []
+    now = (look("oregon", 4, 2), look("virginia", 3, 4))
+    assert moves(before, now) == ["stolen over the mesh: took oregon 4; gave virginia 4"]
 
 
 def test_what_a_region_tells_is_read_back() -> None:

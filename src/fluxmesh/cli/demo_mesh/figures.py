@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Final
 
 from msgspec import Struct
@@ -79,7 +78,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     jobs_stolen_in: int
     jobs_stolen_out: int
     jobs_taken_held: int
-    steal_p50_ms: float | None
     affinity_hits: int
     affinity_misses: int
     regions: tuple[Line, ...]
@@ -128,6 +126,21 @@ def round_trips(tellings: Mapping[str, Telling | None]) -> dict[tuple[str, str],
     }
 
 
+def moves(before: Sequence[RegionLook], now: Sequence[RegionLook]) -> list[str]:
+    """What changed hands over the mesh between two looks, in a line or none. Both sides count for themselves
+    and tell a little apart."""
+    known = {one.region: one for one in before}
+    took, gave = [], []
+    for one in now:
+        last = known.get(one.region)
+        if last is not None and one.took > last.took:
+            took.append(f"{one.region} {one.took - last.took}")
+        if last is not None and one.left > last.left:
+            gave.append(f"{one.region} {one.left - last.left}")
+    parts = [f"{what} {', '.join(who)}" for what, who in (("took", took), ("gave", gave)) if who]
+    return [f"stolen over the mesh: {'; '.join(parts)}"] if parts else []
+
+
 def counted(runs: Iterable[Telling | None]) -> Counter[str]:
     """The counters of all runs together."""
     total: Counter[str] = Counter()
@@ -166,7 +179,3 @@ def ended_twice(runs: Iterable[tuple[bool, Sequence[str]]]) -> set[str]:
         if not killed:
             ends.update(jobs)
     return {job for job, count in ends.items() if count > 1}
-
-
-def p50_ms(latencies_s: Sequence[float]) -> float | None:
-    return round(median(latencies_s) * 1_000, 1) if latencies_s else None

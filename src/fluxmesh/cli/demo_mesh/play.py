@@ -26,7 +26,7 @@ from fluxmesh.cli.demo_mesh.figures import (
     ended_twice,
     has_doubled,
     lost_of,
-    p50_ms,
+    moves,
     round_trips,
     standing_of,
 )
@@ -55,11 +55,7 @@ BACK_AFTER_S: Final = 6.0  # a killed region comes back by itself
 KEY_GRANTS_S: Final = 30.0  # more time after a key
 SECONDS_MOST: Final = 600.0
 JOBS_MOST: Final = 50_000
-STEALS_KEPT: Final = 10_000
-_TOLD: Final = {
-    "member dead": "{region}: {member} is dead",
-    "peer restarted": "{region}: {member} is back",
-}
+_TOLD: Final = {"member suspected": "is suspected", "member dead": "is dead", "peer restarted": "is back"}
 
 
 class Plan(Struct, frozen=True):
@@ -80,8 +76,7 @@ async def play(plan: Plan) -> Summary:
         rng = random.Random(int.from_bytes(os.urandom(8), "big"))
         ports = free_ports(rng)
         orders = {region: _orders(region, ports, plan) for region in REGIONS}
-        news: list[tuple[str, dict[str, Any]]] = []
-        hear = _Hearing(news)
+        hear = _Hearing()
         async with fleet_of(plan.folder, orders, keygen(), hear) as fleet:
             if not plan.quiet:
                 heading("Five regions, one mesh")
@@ -111,26 +106,20 @@ def _orders(region: str, ports: dict[str, int], plan: Plan) -> Orders:
 
 
 class _Hearing:
-    """What regions log, as far as it is of interest: the times that steals took, and remarks."""
+    """What regions log, as far as it is worth a remark; the same of several regions is one remark."""
 
-    def __init__(self, news: list[tuple[str, dict[str, Any]]]) -> None:
-        self.news = news
-        self.latencies_s: list[float] = []
+    def __init__(self) -> None:
+        self._seen_by: dict[tuple[str, str], list[str]] = {}
 
     def __call__(self, region: str, fields: dict[str, Any]) -> None:
-        if fields["event"] in (*_TOLD, "jobs stolen"):
-            self.news.append((region, fields))
-        took_ms = fields.get("took_ms")
-        if isinstance(took_ms, int | float) and len(self.latencies_s) < STEALS_KEPT:
-            self.latencies_s.append(took_ms / 1_000)
+        if fields["event"] in _TOLD:
+            what = (fields["event"], str(fields.get("member")))
+            self._seen_by.setdefault(what, []).append(region)
 
     def remarks(self) -> Iterator[str]:
-        news, self.news = self.news, []
-        for region, fields in news:
-            if fields["event"] == "jobs stolen":
-                yield f"{region} took {fields.get('jobs')} jobs from {fields.get('peer')}"
-            else:
-                yield _TOLD[fields["event"]].format(region=region, member=fields.get("member"))
+        seen_by, self._seen_by = self._seen_by, {}
+        for (event, member), regions in seen_by.items():
+            yield f"{member} {_TOLD[event]}, says {', '.join(regions)}"
 
 
 class _Director:
@@ -159,6 +148,7 @@ class _Director:
         self._kills = 0
         self._rate = Rate()
         self._seconds = 0.0
+        self._before: tuple[RegionLook, ...] = ()
 
     def key(self, key: str) -> None:
         if len(self._wishes) < 100:
@@ -262,7 +252,9 @@ class _Director:
             left=waiting + running,
             done_per_s=self._rate.note(now_s, done),
         )
-        for remark in self._hear.remarks():
+        remarks = [*self._hear.remarks(), *moves(self._before, look.regions)]
+        self._before = look.regions
+        for remark in remarks:
             self._shown.remark(now_s, remark)
         self._shown.show(look)
         return look
@@ -314,7 +306,6 @@ class _Director:
             jobs_stolen_in=total["jobs_stolen_in"],
             jobs_stolen_out=total["jobs_stolen_out"],
             jobs_taken_held=total["jobs_taken_held"],
-            steal_p50_ms=p50_ms(self._hear.latencies_s),
             affinity_hits=total["affinity_hits"],
             affinity_misses=total["affinity_misses"],
             regions=tuple(self._line(region, by_region[region]) for region in REGIONS),

@@ -158,10 +158,9 @@ def tell(summary: Summary) -> None:
         f"jobs      {summary.completed:,} of {summary.jobs:,} completed in {summary.seconds:.1f} s, "
         f"{summary.jobs_per_s:,.0f} a second"
     )
-    p50 = "" if summary.steal_p50_ms is None else f", half of them within {summary.steal_p50_ms:,.0f} ms"
     say(
         f"stolen    {summary.jobs_stolen_in:,} jobs by {summary.steals_succeeded:,} of "
-        f"{summary.steals_initiated:,} requests over the mesh{p50}; "
+        f"{summary.steals_initiated:,} requests over the mesh; "
         f"{summary.jobs_taken_held:,} jobs by storage alone"
     )
     if starts := summary.affinity_hits + summary.affinity_misses:
