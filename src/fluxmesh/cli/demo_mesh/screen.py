@@ -15,8 +15,10 @@ from fluxmesh.cli.demo_mesh.figures import Look, RegionLook, Summary
 KEYS: Final = "b = a burst of long jobs   k = kill a region (-9)   r = bring it back   q = end"
 REMARKS_SHOWN: Final = 8
 LINE_EVERY_S: Final = 1.0
-_COLUMNS: Final = ("REGION", "STATE", "RUNS", "HELD", "DONE", "OWN", "TOOK", "BY STORAGE", "GAVE")
-_STATES: Final = {"alive": "green", "dead": "red"}
+# OWN: jobs of its own keys; TOOK and GAVE: over the mesh; ALONE: taken through the storage alone.
+_NUMBERS: Final = (("RUNS", 4), ("HELD", 4), ("DONE", 6), ("OWN", 6), ("TOOK", 5), ("ALONE", 5), ("GAVE", 5))
+_BAR: Final = 24
+_STATES: Final = {"alive": "green", "killed": "red"}
 
 
 class Screen(Protocol):
@@ -94,11 +96,11 @@ def _drawn(look: Look, remarks: list[str]) -> Any:
     by_storage = sum(one.took_by_storage for one in look.regions)
     head = (
         f"{look.elapsed_s:5.1f} s   {look.done:,} of {look.submitted:,} jobs done, "
-        f"{look.done_per_s:,.0f} a second, {look.waiting:,} wait   "
-        f"taken from others: {took} by the mesh, {by_storage} by storage alone"
+        f"{look.done_per_s:,.0f} a second, {look.waiting:,} wait\n"
+        f"taken from others: {took} over the mesh, {by_storage} through storage alone"
     )
     parts = [Text(head, style="bold"), Text(KEYS, style="dim"), _regions(look.regions), _round_trips(look)]
-    return Group(*parts, *(Text(remark) for remark in remarks))
+    return Group(*parts, *(Text(remark) for remark in reversed(remarks)))
 
 
 def _regions(regions: tuple[RegionLook, ...]) -> Any:
@@ -106,18 +108,20 @@ def _regions(regions: tuple[RegionLook, ...]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("REGION", "STATE") else "right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("REGION", min_width=9, no_wrap=True)
+    table.add_column("STATE", min_width=17, max_width=17, no_wrap=True)
+    for name, width in _NUMBERS:
+        table.add_column(name, justify="right", min_width=width, no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="crop")
     for one in regions:
-        state = "killed" if not one.alive else one.standing or "joining"
-        shown = state if one.alive or one.standing in ("", "dead") else f"killed, seen {one.standing}"
+        seen = one.standing.partition(",")[0]  # as most see it
+        state = seen or "joining" if one.alive else "killed"
         numbers = (one.running, one.held, one.done, one.own, one.took, one.took_by_storage, one.left)
-        bar = "█" * min(one.running, 8) + "░" * min(one.held, 40)
+        bar = ("█" * one.running + "░" * one.held)[:_BAR]
         table.add_row(
             one.region,
-            Text(shown, style=_STATES.get(state, "yellow")),
+            Text(state if one.alive else f"killed, {seen}", style=_STATES.get(state, "yellow")),
             *(f"{number:,}" for number in numbers),
             Text(bar, style="cyan"),
         )
