@@ -36,6 +36,7 @@ _CLI_HEAD: Final = """\
 Made from the parsers of the commands by `python scripts/reference.py`; a test compares them.
 `fluxmesh COMMAND --help` shows the same. Data go to standard output, everything else to standard error.
 """
+_OF_PAGES: Final = ("items", "next_cursor", "partial")
 EVERY_ROUTE: Final = ("401", "403", "408", "422", "500", "503")
 _EXIT_CODES: Final = """\
 ## Exit codes
@@ -158,7 +159,12 @@ def _kind(schema: Mapping[str, Any], *, named: bool = True) -> str:
     if kind == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     listed = schema.get("properties", {}).get("items")
-    return f"page of {_kind(listed['items'])}" if named and listed else str(kind)
+    return _page_kind(schema["properties"]) if named and listed else str(kind)
+
+
+def _page_kind(properties: Mapping[str, Any]) -> str:
+    more = [f"`{name}` {_kind(one)}" for name, one in properties.items() if name not in _OF_PAGES]
+    return ", with ".join([f"page of {_kind(properties['items']['items'])}", *more])
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:

@@ -18,12 +18,22 @@ from fluxmesh.mesh.view import MemberReport, decode_report
 from fluxmesh.storage.base import Storage
 
 POINTS_MOST: Final = 1_000  # of the option; options.py would bring the ciphers with it
+_SUMMED: Final = (
+    "steals_initiated",
+    "steals_succeeded",
+    "jobs_taken_held",
+    "affinity_hits",
+    "affinity_misses",
+)
 SEEN: Final = frozenset({"ready", "draining", "retiring", "silent"})  # its lease has not lapsed
 
 
 class Observation(Struct, frozen=True, kw_only=True):
     """The mesh as `worker_id` told it at `told_at` (epoch seconds, the storage's), itself among the members.
-    `members_total` is more than there are members here if they did not fit."""
+    `members_total` is more than there are members here if they did not fit. `buffered`: jobs that it holds
+    and has not started; `adaptive_prefetch`: so many one claim of it may hold beyond its free slots.
+    `counters`: what it did since its start, by the names of `MeshNode.metrics`; the two of jobs stolen stand
+    beside them as well."""
 
     worker_id: str
     epoch: int
@@ -32,6 +42,24 @@ class Observation(Struct, frozen=True, kw_only=True):
     members: tuple[MemberReport, ...]
     jobs_stolen_in: int
     jobs_stolen_out: int
+    counters: dict[str, int] = {}
+    buffered: int = 0
+    adaptive_prefetch: int = 0
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """Sums over all workers that have told of the mesh and live. Each tells at another instant and since its
+    own start, so jobs stolen in and out may differ while jobs are stolen, and after a worker has gone."""
+
+    workers: int
+    buffered: int
+    jobs_stolen_in: int
+    jobs_stolen_out: int
+    steals_initiated: int
+    steals_succeeded: int
+    jobs_taken_held: int
+    affinity_hits: int
+    affinity_misses: int
 
 
 class RingMember(Struct, frozen=True):
@@ -80,9 +108,27 @@ async def observe(storage: Storage) -> list[Observation]:
                     members=report.members,
                     jobs_stolen_in=report.jobs_stolen_in,
                     jobs_stolen_out=report.jobs_stolen_out,
+                    counters=report.counters,
+                    buffered=report.buffered,
+                    adaptive_prefetch=report.adaptive_prefetch,
                 )
             )
     return found
+
+
+def totals(seen: Sequence[Observation]) -> Totals:
+    """What all of these did and hold together."""
+    counted = dict.fromkeys(_SUMMED, 0)
+    for one in seen:
+        for name in _SUMMED:
+            counted[name] += one.counters.get(name, 0)
+    return Totals(
+        workers=len(seen),
+        buffered=sum(one.buffered for one in seen),
+        jobs_stolen_in=sum(one.jobs_stolen_in for one in seen),
+        jobs_stolen_out=sum(one.jobs_stolen_out for one in seen),
+        **counted,
+    )
 
 
 def unseen(seen: Sequence[Observation]) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ VERBS = {
     "dlq": ("list", "groups", "replay", "discard"),
     "queues": ("list", "pause", "resume"),
     "config": ("show",),
-    "mesh": ("members", "ring", "owner", "keygen", "simulate"),
+    "mesh": ("members", "steals", "ring", "owner", "keygen", "simulate"),
 }
 LEAVES = [
     (noun, *verb) for noun in COMMANDS for verb in ([(v,) for v in VERBS[noun]] if noun in VERBS else [()])

@@ -32,7 +32,12 @@ def told(tmp_path: Path) -> Path:
         storage = await open_storage(url, Settings(proof_of_death=False), create=False)
         c = member("c", standing="suspect")
         await tell(
-            storage, {"a": (member("a"), member("b"), c), "b": (member("a"), member("b"), member("c"))}
+            storage,
+            {"a": (member("a"), member("b"), c), "b": (member("a"), member("b"), member("c"))},
+            {
+                "a": {"jobs_stolen_in": 4, "steals_initiated": 3, "steals_succeeded": 2, "buffered": 7},
+                "b": {"jobs_stolen_out": 4, "steal_requests": 3, "steals_refused": 1, "affinity_hits": 20},
+            },
         )
         await storage.close()
 
@@ -57,6 +62,36 @@ def test_members_may_be_listed_as_one_worker_sees_them(told: Path) -> None:
     done = run_here("mesh", "members", "--by", "b", cwd=told)
     assert "suspect" not in done.out
     run_here("mesh", "members", "--by", "z", cwd=told).refused(6, "worker z has told nothing of a mesh")
+
+
+def test_what_is_held_stands_beside_each_member(told: Path) -> None:
+    header, *rows = run_here("mesh", "members", cwd=told).out.splitlines()
+    at = header.index("HELD") + len("HELD")
+    assert [row[:at].split()[-1] for row in rows] == ["0", "0", "0"]
+
+
+def test_who_took_how_many_jobs_from_others_is_listed_and_summed(told: Path) -> None:
+    done = run_here("mesh", "steals", cwd=told)
+    assert done.code == 0
+    rows = [row.split() for row in done.out.splitlines()]
+    assert rows[1] == ["a", "1", "7", "4", "0", "3", "2", "0", "0", "0", "0", "0", "0"]
+    assert rows[2][:1] + rows[2][2:] == ["b", "0", "0", "4", "0", "0", "0", "3", "1", "0", "20", "0"]
+    assert rows[3] == ["all", "7", "4", "4", "3", "2", "0", "3", "1", "0", "20", "0"]
+    document = run_here("mesh", "steals", "--json", cwd=told).document
+    assert [item["worker_id"] for item in document["items"]] == ["a", "b"]
+    assert document["items"][0]["counters"]["steals_succeeded"] == 2
+    assert (document["totals"]["jobs_stolen_in"], document["totals"]["jobs_stolen_out"]) == (4, 4)
+    assert document["next_cursor"] is None
+
+
+def test_without_a_mesh_nobody_has_taken_anything(tmp_path: Path) -> None:
+    make_database(tmp_path / "fluxmesh.db")
+    done = run_here("mesh", "steals", cwd=tmp_path)
+    assert done.out.split()[0] == "WORKER"
+    assert len(done.out.splitlines()) == 1
+    assert "no worker has told of a mesh" in done.err
+    document = run_here("mesh", "steals", "--json", cwd=tmp_path).document
+    assert (document["items"], document["totals"]["workers"]) == ([], 0)
 
 
 def test_ring_and_owner_agree(told: Path) -> None:
