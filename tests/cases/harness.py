@@ -344,6 +344,18 @@ class Lab:
         asyncio.run(self._prune())
         return [f"left over: {what}" for what in self.door.left_over()]
 
+    def command(self, worker_id: str, command: str | None) -> None:
+        """Tell a worker "quiet" or "stop", or take that back; its next beat hears of it."""
+        assert asyncio.run(self._command(worker_id, command)), f"no worker {worker_id}"
+
+    async def _command(self, worker_id: str, command: str | None) -> bool:
+        settings = Settings(namespace=self.door.namespace)
+        storage = await open_storage(self.door.url, settings, create=False, clock=self._clock())
+        try:
+            return await storage.command(worker_id, command)
+        finally:
+            await storage.close()
+
     async def _prune(self) -> None:
         settings = Settings(namespace=self.door.namespace)
         storage = await open_storage(self.door.url, settings, create=False, clock=self._clock())
