@@ -115,7 +115,6 @@ class SqliteAudit:
 # -- Redis -----------------------------------------------------------------------------------------------
 _WORD: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _READ_BYTES: Final = 1 << 20
-_LOOK_S: Final = 0.005
 _PAUSE_S: Final = 0.05
 
 
@@ -126,8 +125,8 @@ class RedisAudit:
     def __init__(self, door: RedisDoor) -> None:
         self._door = door
         self._prefix = door.key("job", "").encode()
-        self._lines: list[bytes] = []
-        self._parsed = 0
+        self._heard = threading.Condition()
+        self._word = b""
         self._moves: list[Move] = []
         self._jobs: dict[str, dict[bytes, bytes]] = {}
         self._step = 0
@@ -151,33 +150,34 @@ class RedisAudit:
             rest = b""
             while data := link.recv(_READ_BYTES):
                 *lines, rest = (rest + data).split(b"\r\n")
-                self._lines += lines
+                for line in lines:
+                    self._take(line)
 
     def moves(self) -> list[Move]:
         if not self._over.is_set():
             self._await_now()
-        for line in self._lines[self._parsed :]:
-            self._parsed += 1
-            self._take(line)
-        return self._moves
+        return list(self._moves)
 
     def _await_now(self) -> None:
         """Until it has told of a word that we have the server say. A server that is gone says no more."""
         word = uuid.uuid4().hex
         deadline = time.monotonic() + SEEN_S
-        seen = self._parsed
         while time.monotonic() < deadline:
             with contextlib.suppress(Exception):
                 self._door.ask("ECHO", word)
-            time.sleep(_LOOK_S)
-            if any(word.encode() in line for line in self._lines[seen:]):
-                return
+            with self._heard:
+                if self._heard.wait_for(lambda: self._word == word.encode(), _PAUSE_S):
+                    return
         raise TimeoutError("the server does not tell what it does")
 
     def _take(self, line: bytes) -> None:
         """+1700000000.000001 [0 lua] "HSET" "fluxmesh:jobs:…" "place" "4" …"""
         if b" lua] " not in line:
             self._step += 1
+            if b'"ECHO"' in line:
+                with self._heard:
+                    self._word = _WORD.findall(line)[1]
+                    self._heard.notify_all()
             return
         if b'"HSET" "' + self._prefix not in line:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 
@@ -155,6 +156,38 @@ def stays(moves: Iterable[Move]) -> list[Stay]:
 
 def _stay(move: Move, until_us: int | None) -> Stay:
     return Stay(move.id, move.worker, move.epoch, move.token, move.place, move.at_us, until_us)
+
+
+class Thefts(Struct, frozen=True):
+    """`steals`: how often a worker made jobs its own that another held, one or several at once, to hold them
+    itself; `jobs` of those. `taken_held`: jobs that were started by such a change, as without a mesh."""
+
+    steals: int
+    jobs: int
+    taken_held: int
+
+
+_AT_ONCE_US: Final = 3_000
+
+
+def thefts(moves: Iterable[Move]) -> Thefts:
+    last: dict[str, Move] = {}
+    steals = jobs = taken = 0
+    latest: tuple[str, str, int] = "", "", 0  # thief, victim, when
+    for move in moves:
+        before = last.get(move.id)
+        last[move.id] = move
+        if before is None or before.place != HELD or not move.epoch or before.epoch == move.epoch:
+            continue
+        if move.place == HELD:
+            jobs += 1
+            thief, victim, at_us = latest
+            is_same = (thief, victim) == (move.epoch, before.epoch) and move.at_us - at_us <= _AT_ONCE_US
+            steals += not is_same
+            latest = move.epoch, before.epoch, move.at_us
+        else:
+            taken += 1
+    return Thefts(steals, jobs, taken)
 
 
 def doubly_owned(moves: Iterable[Move]) -> list[str]:
