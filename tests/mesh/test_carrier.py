@@ -71,6 +71,7 @@ class Carried:
             names=Names(),
             rng=random.Random(1),
             tell=lambda _level, event, _fields: self.told.append(event),
+            on_take=lambda _: None,
             on_event=self.events.append,
         )
 

@@ -51,6 +51,7 @@ class Crowded:
             names=Names(),
             rng=rng,
             tell=lambda _level, _event, _fields: None,
+            on_take=lambda _: None,
             on_event=lambda event: self.events.append((loop.time(), event)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fluxmesh.mesh.donating import Donor
 from fluxmesh.mesh.effects import Reply
 from fluxmesh.mesh.joining import Joiner
 from fluxmesh.mesh.membership import Membership
@@ -14,13 +15,16 @@ from fluxmesh.mesh.messages import (
     NodeRef,
     Refused,
     Standing,
+    Steal,
     StreamFrame,
+    Taken,
     TcpAck,
     TcpPing,
 )
 from fluxmesh.mesh.particulars import Particulars
 from fluxmesh.mesh.probe import Prober
 from fluxmesh.mesh.pushpull import PushPull
+from fluxmesh.mesh.stealing import Thief
 from fluxmesh.mesh.voice import Pending, Voice
 from fluxmesh.mesh.wire import decode_frame
 
@@ -37,6 +41,8 @@ class Calls:
         pushpull: PushPull,
         particulars: Particulars,
         joiner: Joiner,
+        thief: Thief,
+        donor: Donor,
     ) -> None:
         self.voice = voice
         self.membership = membership
@@ -44,10 +50,12 @@ class Calls:
         self.pushpull = pushpull
         self.particulars = particulars
         self.joiner = joiner
+        self.thief = thief
+        self.donor = donor
 
     # --- asked of us ------------------------------------------------------------------------------------
 
-    def on_call(self, call: int, src: Address, frame: bytes, now: int) -> None:
+    def on_call(self, call: int, src: Address, frame: bytes, now: int, *, is_present: bool) -> None:
         request = decode_frame(frame)
         if isinstance(request, str):
             self.voice.count(f"frames_refused_{request}")
@@ -60,10 +68,10 @@ class Calls:
             # The sender of the answer says it all: who dialled itself, or is an older run, sees it there.
             body: Frame = Refused("the same worker id")
         else:
-            body = self._answer(request, now)
+            body = self._answer(request, now, is_present=is_present)
         self.voice.reply(call, request.call, body)
 
-    def _answer(self, request: StreamFrame, now: int) -> Frame:
+    def _answer(self, request: StreamFrame, now: int, *, is_present: bool) -> Frame:
         sender = request.sender
         match request.body:
             case Compare() as body:
@@ -80,6 +88,10 @@ class Calls:
                 if about is not None and about.worker_id == self.voice.me.worker_id:
                     self.membership.hear(about, now, teller=self.voice.table.find(sender))
                 return TcpAck(target)
+            case Steal() as wish:
+                return self.donor.answer(wish, sender, now, is_present=is_present)
+            case Taken(jobs=jobs):
+                return self.donor.taken(jobs, sender, now)
             case _:
                 return Refused("not a request")
 
@@ -104,6 +116,10 @@ class Calls:
         elif pending.kind == "tcp_ping":
             if isinstance(body, TcpAck) and sender == pending.ref == body.target:
                 self.prober.on_tcp_ack(pending, now)
+        elif pending.kind == "steal":
+            self.thief.on_answer(call, body, sender, now)
+        elif pending.kind == "taken":
+            self.thief.on_noted(pending, body, sender, now)
         else:
             self._on_push_pull(pending, body, sender, now)
 

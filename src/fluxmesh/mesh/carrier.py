@@ -31,6 +31,7 @@ from fluxmesh.mesh.effects import (
     Reply,
     Resolve,
     Send,
+    Take,
 )
 from fluxmesh.mesh.messages import Address
 from fluxmesh.mesh.names import Names
@@ -50,7 +51,8 @@ LAG_KEPT_S: Final = 60.0
 
 
 class Carrier:
-    """`on_event` hears of every Emit, on the loop. Made and used on one loop; `close` ends it."""
+    """`on_event` hears of every Emit, `on_take` of every Take, on the loop. Made and used on one loop;
+    `close` ends it."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Carrier:
         rng: random.Random,
         tell: Tell,
         on_event: Callable[[Emit], None],
+        on_take: Callable[[Take], None],
         weather: Weather | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -75,6 +78,7 @@ class Carrier:
         self._rng = rng
         self._tell = tell
         self._on_event = on_event
+        self._on_take = on_take
         self._weather = weather
         self._datagrams = Datagrams(ports.udp, self._loop, self._on_datagram, self._receive_failed)
         self._streams = Streams(
@@ -176,6 +180,8 @@ class Carrier:
                 waiting = self._calls_in.pop(effect.call, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(effect.frame)
+            elif isinstance(effect, Take):
+                self._on_take(effect)
             else:
                 self._spawn(self._resolve(effect))
 
@@ -282,8 +288,8 @@ class Carrier:
         """Say what the core has refused of what opened, such as another version of the protocol: it only
         counts. To be called now and then."""
         for name, count in self._core.counters().items():
-            _, is_refusal, why = name.partition("_refused_")
-            if is_refusal and count > self._refusals_seen.get(name, 0):
+            what, _, why = name.partition("_refused_")
+            if what in ("packets", "frames") and count > self._refusals_seen.get(name, 0):
                 self._refusals_seen[name] = count
                 self._tell_seldom("warning", "packet refused", "", why, count=count)
 

@@ -29,6 +29,9 @@ class Watcher(Protocol):
     def returned(self, member: Member, now: int) -> None:
         """One that was dead here lives after all: the two of us may have been in different islands."""
 
+    def gone(self, ref: NodeRef) -> None:
+        """This run is dead, has left, or was replaced."""
+
 
 class Membership:
     """The table, the suspicions, and the one place where a claim becomes belief."""
@@ -106,6 +109,8 @@ class Membership:
             self.voice.disarm(("suspicion", member.number))
         self.voice.news.put(claim)
         self._tell_change(before, member)
+        if before is not None and (claim.standing >= Standing.DEAD or before.epoch != claim.epoch):
+            self._watcher.gone(before.ref)
         if claim.standing >= Standing.DEAD:
             self.ungreeted.pop(member.number, None)
             return

@@ -346,6 +346,7 @@ class MeshNode:
             rng=self._rng,
             tell=self._tell,
             on_event=self._on_event,
+            on_take=lambda _: None,
             weather=self._weather,
         )
         self._carrier = carrier

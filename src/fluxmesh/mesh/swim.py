@@ -1,8 +1,8 @@
 """The core as its shell sees it: every input goes in here and is handed to the part that it concerns.
 
-`member` holds the table, `membership` decides what is believed, `probe` looks for signs of life, `gossip` and
-`loads` are what is told, `pushpull`, `joining` and `particulars` speak over TCP, `voice` is how all of them
-speak.
+`member` holds the table, `membership` decides what is believed, `probe` looks for signs of life, `gossip`,
+`spreading` and `loads` are what is told, `pushpull`, `joining` and `particulars` speak over TCP, `stealing`
+and `donating` move work, `voice` is how all of them speak.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import Final
 
 from fluxmesh.mesh.calls import Calls
+from fluxmesh.mesh.donating import Donor
 from fluxmesh.mesh.effects import (
     Command,
     Effect,
@@ -19,11 +20,12 @@ from fluxmesh.mesh.effects import (
     Leave,
     MemberView,
     Reply,
+    Seek,
     Timer,
+    Took,
     UpdateLoad,
     UpdateMeta,
 )
-from fluxmesh.mesh.gossip import Circle
 from fluxmesh.mesh.joining import REDIAL_NS, Joiner
 from fluxmesh.mesh.loads import aged, is_eligible, known_load, says_ready
 from fluxmesh.mesh.member import Member, with_standing
@@ -45,6 +47,9 @@ from fluxmesh.mesh.messages import (
 from fluxmesh.mesh.particulars import Particulars
 from fluxmesh.mesh.probe import Prober
 from fluxmesh.mesh.pushpull import PushPull
+from fluxmesh.mesh.shelf import EmptyShelf, Shelf
+from fluxmesh.mesh.spreading import Spreader
+from fluxmesh.mesh.stealing import Thief
 from fluxmesh.mesh.surge import Surge
 from fluxmesh.mesh.timing import MS, Timing
 from fluxmesh.mesh.voice import Voice
@@ -68,7 +73,9 @@ class Swim:
 
     `me` is this run, `address` where others reach it, `seeds` are handed to the shell as they are whenever
     they are to be looked up. `rng` is the only source of chance. A surplus above `steal_threshold +
-    steal_batch` is told at once.
+    steal_batch` is told at once, and asked for. `shelf` is what others may take from, `tasks` the hashes of
+    the names of what this worker can run (none: no matter), `steal_rate_limit` requests per peer and second
+    (0: any).
     """
 
     def __init__(
@@ -83,19 +90,14 @@ class Swim:
         incarnation: int = 0,
         steal_threshold: int = 2,
         steal_batch: int = 4,
+        steals: bool = True,
+        steal_rate_limit: float = 10.0,
+        shelf: Shelf | None = None,
+        tasks: tuple[int, ...] = (),
     ) -> None:
-        record = Record(
-            me.worker_id,
-            me.epoch,
-            incarnation,
-            int(Standing.ALIVE),
-            address.host,
-            address.port,
-            meta_hash(meta),
-        )
         self.phase = Phase.IDLE
         self.timing = timing
-        self.voice = Voice(record=record, timing=timing, rng=rng)
+        self.voice = Voice(record=_own_record(me, address, meta, incarnation), timing=timing, rng=rng)
         self.table = self.voice.table
         self.membership = Membership(voice=self.voice, rng=rng, watcher=self)
         self.particulars = Particulars(voice=self.voice, rng=rng, meta=meta)
@@ -112,8 +114,26 @@ class Swim:
             address=address,
         )
         self._rng = rng
-        self._circle = Circle(rng=rng)
-        self.surge = Surge(voice=self.voice, rng=rng, above=steal_threshold + steal_batch)
+        self.spreader = Spreader(voice=self.voice, membership=self.membership, prober=self.prober, rng=rng)
+        above = steal_threshold + steal_batch
+        self.surge = Surge(voice=self.voice, rng=rng, above=above)
+        self.donor = Donor(
+            voice=self.voice,
+            shelf=shelf or EmptyShelf(),
+            steals=steals,
+            batch=steal_batch,
+            rate_per_s=steal_rate_limit,
+        )
+        self.thief = Thief(
+            voice=self.voice,
+            particulars=self.particulars,
+            donor=self.donor,
+            rng=rng,
+            tasks=tasks,
+            steals=steals,
+            above=above,
+            batch=steal_batch,
+        )
         self.calls = Calls(
             voice=self.voice,
             membership=self.membership,
@@ -121,9 +141,9 @@ class Swim:
             pushpull=self.pushpull,
             particulars=self.particulars,
             joiner=self.joiner,
+            thief=self.thief,
+            donor=self.donor,
         )
-        self._gossip_is_armed = False
-        self._gossip_goes_on = False
         self._born_ns = 0
 
     # --- questions --------------------------------------------------------------------------------------
@@ -171,6 +191,7 @@ class Swim:
             "health_score": self.voice.health.score,
             "relays_open": len(self.prober.relays),
             "calls_open": len(self.voice.calls),
+            "steal_wish": self.thief.wish,
         }
 
     # --- datagrams --------------------------------------------------------------------------------------
@@ -205,11 +226,20 @@ class Swim:
                 self.voice.correct(src, row, now)
         else:
             row.behind = row.behind or packet.incarnation > row.record.incarnation
-            for load in packet.loads:
-                self.surge.hear(load, now, teller=sender)
+            self._hear_loads(packet, now)
             self._on_message(message, row, src, now)
             if not (isinstance(message, Ping) and message.target == self.me):
                 self._tell_what_is_due(packet, row, src, now, is_notice=bool(ours))
+
+    def _hear_loads(self, packet: Packet, now: int) -> None:
+        has_hint = False
+        for load in packet.loads:
+            member = self.surge.hear(load, now, teller=packet.sender)
+            if member is not None:
+                is_own_word = load.worker_id == packet.sender.worker_id
+                has_hint = self.thief.hint(member, now, is_own_word=is_own_word) or has_hint
+        if has_hint:
+            self.thief.look(now)
 
     def _tell_what_is_due(
         self, packet: Packet, row: Member, src: Address, now: int, *, is_notice: bool
@@ -273,7 +303,7 @@ class Swim:
 
     def on_call(self, call: int, src: Address, frame: bytes, now: int) -> list[Effect]:
         if self.phase in _HEARS:
-            self.calls.on_call(call, src, frame, now)
+            self.calls.on_call(call, src, frame, now, is_present=self.phase is Phase.PRESENT)
         else:
             self.voice.put(Reply(call, None))
         return self._done(now)
@@ -310,13 +340,21 @@ class Swim:
             case "suspicion":
                 self.membership.on_suspicion_timer(number, now)
             case "gossip":
-                self._on_gossip_timer(now)
+                self.spreader.on_timer(now, is_present=True)
             case "relay":
                 self.prober.on_relay_timer(number, now)
+            case "steal":
+                self.thief.on_timer(now)
+            case "take":
+                self.thief.on_take_timer(now)
+            case "taken":
+                self.thief.on_told_timer(number, now)
             case "meta":
                 self.particulars.on_timer(now)
             case "surge":
                 self.surge.on_timer(now)
+            case "idle":
+                self._wish_changed(now)
             case "push_pull":
                 self.joiner.on_push_pull_timer(now)
             case "seeds":
@@ -328,40 +366,20 @@ class Swim:
     def _on_parting_timer(self, purpose: str, number: int, now: int) -> None:
         match purpose:
             case "gossip":
-                self._on_gossip_timer(now)
+                self._spread_leave(now)
             case "relay":
                 self.prober.on_relay_timer(number, now)
+            case "taken":
+                self.thief.on_told_timer(number, now)
             case "leave":
                 self._linger(now)
             case "linger":
                 self._go()
 
-    def _on_gossip_timer(self, now: int) -> None:
-        """Greet those who have not answered us yet, and tell the news to a few others by chance."""
-        self._gossip_is_armed = False
-        self._gossip_goes_on = True
-        fanout = self.timing.gossip_fanout
-        greeted = self.membership.to_greet(fanout) if self.phase is Phase.PRESENT else []
-        # All of one tick hear the same: in a small fleet that is everybody.
-        queued = self.voice.queued()
-        for member in greeted:
-            self.prober.hello(member, now, queued=queued)
-        for member in self._to_tell(fanout - len(greeted), greeted):
-            if not len(self.voice.news):
-                break
-            self.voice.gossip(member, now, queued=queued)
+    def _spread_leave(self, now: int) -> None:
+        self.spreader.on_timer(now, is_present=False)
         if self.phase is Phase.LEAVING and self.voice.news.sends(self.me.worker_id) is None:
             self._linger(now)
-
-    def _to_tell(self, count: int, greeted: list[Member]) -> list[Member]:
-        """News is sent a bounded number of times: as few of them as can be to those who may be made up."""
-        met, unmet = self.table.met.rows, self.table.unmet.rows
-        picked = self._circle.pick(met, count, but=greeted)
-        if len(picked) < count and unmet:
-            picked += self.table.choose(
-                self._rng, count - len(picked), lambda row: row not in greeted, among=unmet
-            )
-        return picked
 
     def _sweep(self, now: int) -> None:
         for member in self.table.expire(now):
@@ -388,14 +406,28 @@ class Swim:
                 self._leave(now)
             case UpdateLoad(load=load):
                 self.surge.update(load, now, is_present=self.phase is Phase.PRESENT)
+                self._wish_changed(now)
             case UpdateMeta(meta=meta):
                 self.membership.describe(self.particulars.set_own(meta))
+            case Seek(want=want):
+                self.thief.seek(want)
+                self._wish_changed(now)
+            case Took(peer=peer, jobs=jobs, got=got):
+                if self.phase in _HEARS:
+                    self.thief.took(peer, jobs, got, now)
         return self._done(now)
+
+    def _wish_changed(self, now: int) -> None:
+        """Ask, or if there is nobody to ask, tell a few that we would."""
+        self.thief.look(now)
+        if self.phase is Phase.PRESENT:
+            self.surge.seeks(now, is_hungry=self.thief.wish > 0, is_busy=self.thief.is_busy)
 
     def _join(self, now: int) -> None:
         if self.phase is not Phase.IDLE:
             return
         self.phase = Phase.PRESENT
+        self.thief.is_present = True
         self._born_ns = now
         period = self.timing.period_ns
         self.voice.arm(("round", 0), now + int(self._rng.random() * period))
@@ -413,10 +445,11 @@ class Swim:
         self.membership.announce(with_standing(self.record, Standing.LEFT, ""))
         self.membership.end_suspicions()
         self.prober.stop()
-        for purpose in ("push_pull", "seeds", "redial", "meta", "surge"):
+        self.thief.leave()
+        for purpose in ("push_pull", "seeds", "redial", "meta", "surge", "idle"):
             self.voice.disarm((purpose, 0))
         self.voice.arm(("leave", 0), now + self.timing.leave_ns)
-        self._on_gossip_timer(now)
+        self._spread_leave(now)
 
     def _linger(self, now: int) -> None:
         if self.phase is Phase.LEAVING:
@@ -438,6 +471,10 @@ class Swim:
     def returned(self, member: Member, now: int) -> None:
         self.joiner.returned(member, now)
 
+    def gone(self, ref: NodeRef) -> None:
+        self.thief.forget(ref)
+        self.donor.forget(ref)
+
     # --- the end of every input -------------------------------------------------------------------------
 
     def _done(self, now: int) -> list[Effect]:
@@ -448,22 +485,10 @@ class Swim:
                 self._go()
         if self.phase is Phase.LEAVING and not self.table.living and not self.voice.calls:
             self._go()  # there is nobody to say goodbye to, and nobody whom a call may have told of us
-        if not self._gossip_is_armed and self.phase in _HEARS:
-            self._arm_gossip(now)
-        self._gossip_goes_on = False
+        self.spreader.settle(now, hears=self.phase in _HEARS, is_present=self.phase is Phase.PRESENT)
         return self.voice.take()
 
-    def _arm_gossip(self, now: int) -> None:
-        """While there is news or somebody to greet. The first tick comes at a random place of its interval,
-        so that a fleet does not speak in one voice."""
-        if not self.table.living:
-            if self.phase is Phase.PRESENT:
-                self.voice.news.clear()  # there is nobody to tell; whoever comes compares tables
-            return
-        if not (len(self.voice.news) or self.membership.ungreeted):
-            return
-        self._gossip_is_armed = True
-        wait = self.timing.gossip_ns
-        if not self._gossip_goes_on:
-            wait = int(self._rng.random() * wait)
-        self.voice.arm(("gossip", 0), now + wait)
+
+def _own_record(me: NodeRef, address: Address, meta: Meta, incarnation: int) -> Record:
+    alive, described = int(Standing.ALIVE), meta_hash(meta)
+    return Record(me.worker_id, me.epoch, incarnation, alive, address.host, address.port, described)

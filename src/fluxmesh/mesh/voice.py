@@ -36,7 +36,7 @@ CORRECTIONS_MAX: Final = 8  # of one record, beside the times it is sent as news
 CALLS_MAX: Final = 64  # under way at once
 _COUNTERS_MAX: Final = 256
 
-CallKind = Literal["compare", "exchange", "meta", "tcp_ping"]
+CallKind = Literal["compare", "exchange", "meta", "tcp_ping", "steal", "taken"]
 
 
 class Pending(Struct, frozen=True):
@@ -97,9 +97,9 @@ class Voice:
         self.count(f"event_{kind}")
         self._out.append(Emit(kind, record, meta, load, text, seed, again_ns))
 
-    def count(self, name: str) -> None:
+    def count(self, name: str, by: int = 1) -> None:
         if name in self.counts or len(self.counts) < _COUNTERS_MAX:
-            self.counts[name] = self.counts.get(name, 0) + 1
+            self.counts[name] = self.counts.get(name, 0) + by
 
     def new_seq(self) -> int:
         self._next_seq += 1

@@ -24,13 +24,18 @@ from fluxmesh.mesh.messages import (
     Meta,
     MetaGet,
     MetaIs,
+    Nothing,
+    Offer,
+    Offered,
     Packet,
     Ping,
     PingReq,
     Record,
     Records,
     Refused,
+    Steal,
     StreamFrame,
+    Taken,
     TcpAck,
     TcpPing,
 )
@@ -42,6 +47,7 @@ VERSION: Final = "protocol version"
 OUT_OF_BOUNDS: Final = "out of bounds"
 BAD_NAME: Final = "name"
 BAD_META: Final = "particulars"
+BAD_JOBS: Final = "jobs"
 
 NAME_MAX_BYTES: Final = 200  # of UTF-8: two names, a record and a load still fit into one datagram
 _GUESSED_BYTES: Final = 64  # of a piece of news
@@ -239,10 +245,21 @@ def _frame_refusal(frame: StreamFrame) -> str:
             return refusal or _metas_refusal(metas) or _records_refusal(records)
         case Records(records=records, metas=metas):
             return _metas_refusal(metas) or _records_refusal(records)
-        case Refused(reason=reason):
+        case Offer(jobs=jobs) | Taken(jobs=jobs):
+            return _jobs_refusal(jobs)
+        case Steal(queues=queues):
+            return BAD_NAME if any(map(name_refusal, queues)) else ""
+        case Refused(reason=reason) | Nothing(reason=reason):
             return "" if reason.isprintable() else BAD_NAME
         case body:
             return _target_refusal(body)
+
+
+def _jobs_refusal(jobs: Sequence[Offered]) -> str:
+    """Each once, by an id that can be one."""
+    if not all(job.id.isascii() and job.id.isprintable() for job in jobs):
+        return BAD_NAME
+    return "" if len({job.id for job in jobs}) == len(jobs) else BAD_JOBS
 
 
 def _metas_refusal(metas: list[Meta]) -> str:
