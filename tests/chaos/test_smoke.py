@@ -1,4 +1,6 @@
-"""Short chaos runs: one on each storage, and one with workers that steal from each other, so that the harness stays sound. The long ones: `make chaos`."""
+"""Short chaos runs: one on each storage, and one with workers that steal from each other.
+
+So that the harness stays sound. The long ones: `make chaos`."""
 
 from __future__ import annotations
 
