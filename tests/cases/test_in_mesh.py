@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-import statistics
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pytest
 
 from fluxmesh.job import Outcome, Status
-from tests.cases.audit import READY, RUNNING
+from tests.cases.audit import HELD as HELD_PLACE
+from tests.cases.audit import READY, RUNNING, Move
 from tests.cases.beside import beside
 from tests.cases.harness import BEAT_S, LEASE_S, REAP_S, Lab, Site, wait_until
 from tests.cases.report import FULL
@@ -23,7 +26,9 @@ from tests.stealing.stock import fill, held_by, is_empty, warm
 LEASES: Final = 10
 HELD: Final = 20
 PAUSE_S: Final = 0.5
-SPREAD_AFTER_S: Final = 2.0
+SPREAD_S: Final = 2.0
+JOBS: Final = 64
+JOB_S: Final = 0.2
 SPREAD_MOST: Final = 1.5
 FLEET: Final = 4
 QUIET_S: Final = 3.0 if FULL else 1.5
@@ -95,6 +100,16 @@ def test_d36_what_a_silent_host_ran_and_held_is_ready_again_when_its_lease_has_l
 
 
 # -- D31, D33 --------------------------------------------------------------------------------------------
+def hopped(moves: Sequence[Move]) -> Iterator[tuple[Move, Move]]:
+    """Every change from one owner straight to another: the move, and the one before it."""
+    last: dict[str, Move] = {}
+    for move in moves:
+        before = last.get(move.id)
+        last[move.id] = move
+        if before is not None and before.epoch and move.epoch and move.epoch != before.epoch:
+            yield move, before
+
+
 def owned(lab: Lab) -> dict[str, int]:
     """Jobs that each worker holds and runs."""
     return {row.worker_id: row.held + row.running for row in lab.queue.list_workers()}
@@ -109,7 +124,7 @@ def child_of(lab: Lab, group: WorkerGroup) -> int:
 def test_d31_d33_a_pause_makes_nobody_idle_for_long_and_nobody_takes_nearly_all(site: Site) -> None:
     """All but one stand still for half a second, in which that one takes all there is; then they go on."""
     with site.lab() as lab:
-        spread = lab.case("D31", workers=FLEET, jobs=64, job_s=8, after_s=SPREAD_AFTER_S)
+        spread = lab.case("D31", workers=FLEET, jobs=JOBS, job_s=JOB_S, within_s=SPREAD_S)
         paused = lab.case("D33", workers=FLEET, pause_s=PAUSE_S)
         figures = Figures(lab)
         groups = [lab.worker(f"w{n}", *lab.in_mesh(), concurrency=1) for n in range(FLEET)]
@@ -120,33 +135,31 @@ def test_d31_d33_a_pause_makes_nobody_idle_for_long_and_nobody_takes_nearly_all(
         for pid in others:
             os.kill(pid, signal.SIGSTOP)
         stopped_at = time.monotonic()
-        try:
-            jobs = lab.submit_many("brief", [(8.0, "work")] * 64)
-            wait_until(lambda: is_empty(lab), 5, "one has all")
-            let_pass(max(0.0, stopped_at + PAUSE_S - time.monotonic()))
-        finally:
-            for pid in others:
-                os.kill(pid, signal.SIGCONT)
-        going_on_at = time.monotonic()
-        before = owned(lab)
-        wait_until(lambda: len(lab.marks.starts(note="work")) >= FLEET, 20, "all have begun one")
-        first = {}
-        for mark in lab.marks.starts(note="work"):
-            first.setdefault(mark.pid, mark.at - going_on_at)
-        let_pass(max(0.0, going_on_at + SPREAD_AFTER_S - time.monotonic()))
-        after = owned(lab)
-        spread.tell("most_before", max(before.values()))
-        spread.tell("owned", sorted(after.values()))
-        spread.at_most("spread", max(after.values()) / statistics.mean(after.values()), SPREAD_MOST)
-        spread.equal("all_owned", sum(after.values()), len(jobs))
-        paused.equal("workers_that_took_work", len(first), FLEET)
-        paused.at_most("work_taken_after_s", max(first.values()), 2.0)
+        with lab.audited() as audit:
+            try:
+                jobs = lab.submit_many("brief", [(JOB_S, "work")] * JOBS)
+                wait_until(lambda: is_empty(lab), 5, "one has all")
+                let_pass(max(0.0, stopped_at + PAUSE_S - time.monotonic()))
+            finally:
+                for pid in others:
+                    os.kill(pid, signal.SIGCONT)
+            going_on_at = time.monotonic()
+            had_all = held_by(lab, groups[0])
+            lab.await_ended(jobs, 30)
+            moves = audit.moves()
+        marks = [mark for mark in lab.marks.starts(note="work") if mark.at >= going_on_at]
+        first = {pid: min((m.at for m in marks if m.pid == pid), default=math.inf) for pid in others}
+        paused.at_most("work_taken_after_s", max(first.values()) - going_on_at, 2.0)
+        paused.close([])
+        started = Counter(mark.pid for mark in marks if mark.at <= going_on_at + SPREAD_S)
+        spread.at_least("held_by_one_before", had_all, JOBS // 2)
+        spread.tell("started_by_each", sorted(started.values()))
+        spread.at_most("spread", max(started.values()) / (started.total() / FLEET), SPREAD_MOST)
+        hops = Counter(move.id for move, before in hopped(moves) if before.place == HELD_PLACE)
+        spread.at_most("hops", max(hops.values(), default=0), 2)
+        spread.equal("starts", {len(lab.marks.starts(job=job.id)) for job in jobs}, {1})
         stolen = wait_until(lambda: figures.stolen_is_even() and figures.read()["totals"], 10, "figures")
         spread.tell("jobs_stolen", stolen["jobs_stolen_in"])
-        for job in jobs:
-            job.cancel()
-        lab.await_ended(jobs, 20)
-        paused.close([])
         lab.close(spread)
 
 
