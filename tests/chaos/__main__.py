@@ -49,7 +49,7 @@ def carried_out(
     seed: int, storage: str, seconds: float, folder: Path, mutant: str = "", *, mesh: bool = False
 ) -> Report:
     """One run. Its folder stays if something was violated."""
-    if mesh:
+    if mesh or (mutant and MUTANTS[mutant].mesh):
         return carried(make_mesh_plan(seed, storage, seconds), folder, mutant)
     favours = MUTANTS[mutant].favours if mutant else ()
     busy = bool(mutant) and MUTANTS[mutant].busy
