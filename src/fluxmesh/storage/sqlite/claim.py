@@ -43,17 +43,19 @@ class Found(Struct, frozen=True, gc=False):
     expires_us: int | None
     concurrency_key: str | None
     concurrency_limit: int | None
+    slot: int | None
+    since_us: int  # when it became ready
     queue: str
     tier: int
     place: int
     lane: str
 
 
-def claimed(found: Found, token: int) -> ClaimedJob:
+def claimed(found: Found, token: int, hops: int = 0) -> ClaimedJob:
     """What the new owner is told of it."""
     return ClaimedJob(
         found.id, token, found.task, found.queue, found.tier, found.payload, found.options,
-        found.attempts, found.crashes, found.snoozes, found.interruptions, found.life,
+        found.attempts, found.crashes, found.snoozes, found.interruptions, found.life, hops, found.slot,
     )  # fmt: skip
 
 
@@ -74,6 +76,8 @@ class Claim:
         self._lanes = step.all("claim.open_lanes")
         self._budget = PARK_CAP
         self._shut: set[str] = set()
+        self._best: int | None = None
+        self._empty_below = 0
         self._takes: list[tuple[object, ...]] = []
 
     # -- walking -------------------------------------------------------------------------------------
@@ -135,6 +139,28 @@ class Claim:
 
     def is_paused(self, queue: str) -> bool:
         return queue in self._paused
+
+    def outranks(self, tier: int) -> bool:
+        """Whether a job of a higher tier than this is ready that this worker could run; also if the look at
+        them was cut short by parking, for then nobody knows."""
+        if self._best is None and self._empty_below < tier:
+            tiers = [better for better in self.me.tiers if self._empty_below <= better < tier]
+            found = next(self.runnable(tiers, 1), None)
+            if found is None and not self.more:
+                self._empty_below = tier
+            self._best = None if found is None else found.tier
+        return self.more or (self._best is not None and self._best < tier)
+
+    def may_begin(self, task: str) -> bool:
+        """Whether no limit keeps a held job of this task from its start; if so its permit is used. Such a
+        limit was registered since: a limited job is never held."""
+        if task not in self._limits:
+            return True
+        if self._block(task) is not None:
+            return False
+        self._use_permit(task, running=True)
+        self._best = None  # it may have been the permit of what was found there
+        return True
 
     # -- judging -------------------------------------------------------------------------------------
     def _may_run(self, found: Found) -> bool:

@@ -136,6 +136,7 @@ class _Intake:
         return (
             seq, job.id, at, lane, pos, seq, queue, tier, job.task, job.payload, job.options, now_us, due_us,
             expires_us, job.unique_key, job.idempotency_key, job.concurrency_key, job.concurrency_limit,
+            job.slot,
         )  # fmt: skip
 
     def _note(self, job: NewJob, row: tuple[object, ...]) -> None:

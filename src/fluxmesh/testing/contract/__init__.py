@@ -38,7 +38,13 @@ from fluxmesh.testing.contract.enqueue import (  # noqa: E402
     TestOpaqueRecords,
     TestUniqueKeys,
 )
-from fluxmesh.testing.contract.exchange import TestBegin, TestClaim, TestStanding  # noqa: E402
+from fluxmesh.testing.contract.exchange import (  # noqa: E402
+    TestBegin,
+    TestClaim,
+    TestSlotAndHops,
+    TestSlotsLeft,
+    TestStanding,
+)
 from fluxmesh.testing.contract.faults import (  # noqa: E402
     TestClosedStorage,
     TestDeathBetweenVerbs,
@@ -141,6 +147,8 @@ __all__ = [
     "TestRequests",
     "TestRetention",
     "TestSettle",
+    "TestSlotAndHops",
+    "TestSlotsLeft",
     "TestStanding",
     "TestTakeHeld",
     "TestTending",

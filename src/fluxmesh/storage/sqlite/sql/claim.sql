@@ -5,11 +5,11 @@
 -- would prepare a statement with a bound place anew each time.
 -- :name ready
 select rid, id, token, task, payload, options, attempts, crashes, snoozes, interruptions, life, seq, expires_us,
-  concurrency_key, concurrency_limit
+  concurrency_key, concurrency_limit, slot, max(created_us, ifnull(due_us, 0))
   from <job> where place = 1 and lane = ? and pos > ? order by pos limit ?
 -- :name parked
 select rid, id, token, task, payload, options, attempts, crashes, snoozes, interruptions, life, seq, expires_us,
-  concurrency_key, concurrency_limit
+  concurrency_key, concurrency_limit, slot, max(created_us, ifnull(due_us, 0))
   from <job> where place = 2 and lane = ? and pos > ? order by pos limit ?
 
 -- Parking sets that have something to give.
