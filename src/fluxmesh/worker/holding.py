@@ -188,7 +188,7 @@ class Holding:
         if self._clock.mono_s() - sent_s > self._late_after_s:
             self._releases.release(rows, "late answer")
         else:
-            self.hold(rows)
+            self.hold(rows[::-1])  # the offer had the newest first
         return rows
 
     def _took(self, task: asyncio.Task[None]) -> None:
