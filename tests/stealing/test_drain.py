@@ -13,7 +13,7 @@ from tests.cases.harness import GRACE_S, Lab, Site, wait_until
 from tests.cases.report import Case
 from tests.cases.starts import doubly_owned, stays
 from tests.cases.test_outages import let_pass
-from tests.stealing.stock import fill, held_by
+from tests.stealing.stock import fill, held_by, warm
 
 JOBS: Final = 64
 JOB_S: Final = 0.05
@@ -56,9 +56,7 @@ def one_drain(lab: Lab, number: int, rng: random.Random, drains: Drains) -> None
     """A worker fills its buffer alone; another comes a moment before it is told to end, or then."""
     group = lab.worker(f"full-{number}", *lab.in_mesh(), concurrency=1)
     other = lab.standby(f"other-{number}", *lab.in_mesh(), concurrency=8)
-    before = len(lab.marks.ends(note="warm"))
-    handles = lab.submit_many("brief", [(0.001, "warm")] * 300)
-    wait_until(lambda: len(lab.marks.ends(note="warm")) == before + len(handles), 30, "it is warm")
+    warm(lab, 300)
     with lab.audited() as audit:
         note = f"work {number}"
         jobs = fill(lab, JOBS, JOB_S, note)
