@@ -24,7 +24,7 @@ time matters: beside pytest it needs hypothesis, but no plugin for asyncio, and 
 import pytest
 
 _FAMILIES = (
-    "enqueue", "exchange", "settle", "limits", "ownership", "liveness", "reaping", "operators", "retention",
+    "enqueue", "exchange", "begin", "settle", "limits", "ownership", "liveness", "reaping", "operators", "retention",
     "reads", "push", "mesh", "faults", "repetition", "machine",
 )  # fmt: skip
 # Before the modules are imported: their bare asserts shall explain themselves in the binder's run.
@@ -32,19 +32,14 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model", "scenes", "stage"))
 )
 
+from fluxmesh.testing.contract.begin import TestBegin, TestSlotAndHops, TestSlotsLeft  # noqa: E402
 from fluxmesh.testing.contract.enqueue import (  # noqa: E402
     TestEnqueue,
     TestIdempotencyKeys,
     TestOpaqueRecords,
     TestUniqueKeys,
 )
-from fluxmesh.testing.contract.exchange import (  # noqa: E402
-    TestBegin,
-    TestClaim,
-    TestSlotAndHops,
-    TestSlotsLeft,
-    TestStanding,
-)
+from fluxmesh.testing.contract.exchange import TestClaim, TestStanding  # noqa: E402
 from fluxmesh.testing.contract.faults import (  # noqa: E402
     TestClosedStorage,
     TestDeathBetweenVerbs,
