@@ -30,7 +30,8 @@ class Trade(Protocol):
     """The others, as the worker's loop meets them. Nothing here waits."""
 
     def seek(self, want: int) -> None:
-        """So many jobs more could be used; 0: none any more. Holds until it is told anew."""
+        """So many jobs more could be used; 0: none any more. It holds until it is told anew, less what is
+        got meanwhile."""
         ...
 
     def took(self, peer: NodeRef, jobs: Sequence[Offered], got: Sequence[Offered]) -> None:
@@ -172,6 +173,7 @@ class Holding:
             if self._may_hold():
                 rows = await self._transferred(jobs)
         finally:
+            self._stock.want = max(0, self._stock.want - len(rows))  # so much of the wish is fulfilled
             if self._trade is not None:
                 ours = {row.id for row in rows}
                 self._trade.took(peer, jobs, tuple(item for item in jobs if item.id in ours))
