@@ -24,6 +24,7 @@ READY: Final = 1
 HELD: Final = 3
 RUNNING: Final = 4
 OWNED: Final = frozenset({HELD, RUNNING})
+ENDED_FROM: Final = 5
 SEEN_S: Final = 10.0
 
 
@@ -54,7 +55,7 @@ class Audit(Protocol):
 
 
 def audit_of(door: BackDoor) -> Audit:
-    """Begins at once, on a storage that is in use already."""
+    """Begins at once, on a storage that may be in use already: first it tells where every job is."""
     if isinstance(door, SqliteDoor):
         return SqliteAudit(door)
     assert isinstance(door, RedisDoor)
@@ -76,6 +77,9 @@ _ROW: Final = """insert into <audit> (at_us, id, place, tier, queue, task, token
     new.token, new.lane, coalesce(new.worker_id, ''), coalesce(new.started_us, 0));"""
 _TABLE: Final = """create table <audit> (n integer primary key, at_us integer, id text, place integer,
     tier integer, queue text, task text, token integer, lane text, worker text, started_us integer)"""
+_SO_FAR: Final = """insert into <audit> (at_us, id, place, tier, queue, task, token, lane, worker, started_us)
+    select cast(unixepoch('subsec') * 1000000 as integer), id, place, tier, queue, task, token, lane,
+    coalesce(worker_id, ''), coalesce(started_us, 0) from <job> where place < 5 order by rid"""
 _NEW: Final = f"create trigger <audit_new> after insert on <job> begin {_ROW} end"
 _MOVED: Final = f"""create trigger <audit_moved> after update of place, lane, tier, token on <job>
     when new.place <> old.place or new.token <> old.token or new.tier <> old.tier begin {_ROW} end"""
@@ -87,7 +91,7 @@ class SqliteAudit:
         self._moves: list[Move] = []
         self._read = 0
         self._over = False
-        for sql in (_TABLE, _NEW, _MOVED):
+        for sql in (_TABLE, _NEW, _MOVED, _SO_FAR):
             door.direct(sql)
 
     def moves(self) -> list[Move]:
@@ -114,6 +118,7 @@ class SqliteAudit:
 
 # -- Redis -----------------------------------------------------------------------------------------------
 _WORD: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_TOLD: Final = frozenset({"place", "tier", "queue", "task", "token", "lane", "worker_id", "started_us"})
 _READ_BYTES: Final = 1 << 20
 _PAUSE_S: Final = 0.05
 
@@ -134,7 +139,18 @@ class RedisAudit:
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._listen, name="audit", daemon=True)
         self._thread.start()
-        self.moves()
+        self._await_now()
+        self._so_far()
+
+    def _so_far(self) -> None:
+        """Where every job is that has not moved since anybody listened."""
+        records = self._door.records()
+        with self._heard:
+            for job, record in records.items():
+                known = {name.encode(): value.encode() for name, value in record.items() if name in _TOLD}
+                if job not in self._jobs and int(record["place"]) < ENDED_FROM:
+                    self._jobs[job] = known
+                    self._moves.insert(0, self._move(round(time.time() * 1e6), job, known))
 
     def _listen(self) -> None:
         while not self._over.is_set():
@@ -150,8 +166,9 @@ class RedisAudit:
             rest = b""
             while data := link.recv(_READ_BYTES):
                 *lines, rest = (rest + data).split(b"\r\n")
-                for line in lines:
-                    self._take(line)
+                with self._heard:
+                    for line in lines:
+                        self._take(line)
 
     def moves(self) -> list[Move]:
         if not self._over.is_set():
@@ -175,9 +192,8 @@ class RedisAudit:
         if b" lua] " not in line:
             self._step += 1
             if b'"ECHO"' in line:
-                with self._heard:
-                    self._word = _WORD.findall(line)[1]
-                    self._heard.notify_all()
+                self._word = _WORD.findall(line)[1]
+                self._heard.notify_all()
             return
         if b'"HSET" "' + self._prefix not in line:
             return

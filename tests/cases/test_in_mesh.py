@@ -59,9 +59,12 @@ def host_is_gone(site: Site, how: str) -> None:
         lab.worker("looks-on", "--queues", "other", *lab.in_mesh("--no-mesh-steal"), concurrency=1)
         host = lab.worker("host", *lab.in_mesh("--no-mesh-steal"), concurrency=2)
         warm(lab, 100)
+        lab.queue.pause("default")  # what is claimed together is held beside what is started
         running, door = lab.submit_held(2, "running")
+        held = lab.submit_many("brief", [(0.01, "work")] * HELD)
+        lab.queue.resume("default")
         lab.await_starts(2, 10, note="running")
-        held = fill(lab, HELD, 0.01)
+        wait_until(lambda: is_empty(lab), 10, "all are held")
         assert held_by(lab, host) == HELD
         with lab.audited() as audit:
             gone_at = time.time()

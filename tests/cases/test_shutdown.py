@@ -33,14 +33,18 @@ class Deploy:
         if long_task == UNSTOPPABLE:
             os.mkfifo(self.long_door)
         self.first = lab.worker("w1", *(lab.in_mesh() if mesh else ()), concurrency=2 if mesh else 3)
+        # What is claimed together is held beside what is started.
+        lab.queue.pause("default")
         self.long = lab.submit(long_task, str(self.long_door), "long", max_retries=0)
         self.short = lab.submit("until", str(self.door), "short", max_retries=0)
-        lab.await_starts(1, 10, note="long")
-        lab.await_starts(1, 10, note="short")
         self.buffered: Sequence[JobHandle[str]] = ()
         self.filling: Sequence[JobHandle[str]] = ()
         if mesh:
             self.buffered = lab.submit_many("tick", [("buffered",)] * BUFFERED, max_retries=0)
+        lab.queue.resume("default")
+        lab.await_starts(1, 10, note="long")
+        lab.await_starts(1, 10, note="short")
+        if mesh:
             wait_until(lambda: held_by(lab, "w1") == BUFFERED, 5, "w1 holds two")
             self.filling, self.filling_door = lab.submit_held(4, "filling", queue="filling")
         queues = ("--queues", "default,filling") if mesh else ()

@@ -86,14 +86,16 @@ def test_a_start_of_a_job_that_changed_hands_is_a_stolen_one_and_a_token_has_one
 
 
 def test_the_audit_sees_every_move_and_leaves_nothing_behind(lab: Lab) -> None:
+    early = lab.submit("brief", 0.0)
     with lab.audited() as audit:
+        assert [(one.id, one.place, one.task) for one in audit.moves()] == [(early.id, READY, "brief")]
         lab.worker("w1", concurrency=2)
         jobs = lab.submit_many("brief", [(0.0,)] * 20)
         failing = lab.submit("fail", 1, backoff_base_seconds=0.05, jitter="none")
-        lab.await_ended([*jobs, failing], 20)
+        lab.await_ended([early, *jobs, failing], 20)
         epochs = {str(row.epoch) for row in lab.queue.list_workers()}
         moves = audit.moves()
-    assert starts_of(moves, dict.fromkeys(epochs, ALL)).starts == 22
+    assert starts_of(moves, dict.fromkeys(epochs, ALL)).starts == 23
     of_one = [(one.place, one.worker) for one in moves if one.id == failing.id]
     assert of_one == [(1, ""), (4, "w1"), (0, ""), (1, ""), (4, "w1"), (5, "")]
     assert {one.epoch for one in moves if one.place == RUNNING} == epochs
