@@ -83,5 +83,7 @@ class Sharing:
         if self._node is None or self._over or not self._node.running:
             return _NONE
         share = self._node.affinity()
-        parts = tuple(AffinityPart(part.queues, part.slots, part.tasks) for part in share.parts)
-        return Affinity(share.weight, parts) if parts else _NONE
+        if not share.parts:
+            return _NONE
+        parts = [AffinityPart(part.queues, part.slots, part.tasks) for part in share.parts]
+        return Affinity(share.weight, tuple(parts))

@@ -93,6 +93,10 @@ class Stock:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def __bool__(self) -> bool:
+        """An empty stock is one as well: `stock or …` shall not replace it."""
+        return True
+
     # -- how much ------------------------------------------------------------------------------------
     @property
     def room(self) -> int:
