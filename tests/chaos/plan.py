@@ -101,7 +101,7 @@ EXPECTED: Final = {
     "warm": DONE,
     "burst": DONE,
 }
-MESH_BURST_EACH_S: Final = 0.7
+MESH_BURST_EACH_S: Final = 1.2
 MESH_JOBS_EACH_S: Final = 2.0
 MESH_SLOTS: Final = (1, 1, 5)  # the slow hold what the fast one comes for
 
@@ -197,7 +197,7 @@ def make_mesh_plan(seed: int, storage: str, seconds: float) -> Plan:
     """Workers in a mesh, and loads that make them steal: much short work, so that they fill their buffers;
     then as much of the same that lasts, for which one of them has more slots than the others."""
     rng = random.Random(f"{seed} {storage} mesh")
-    flags = ("--mesh-steal-threshold", "0", "--mesh-steal-batch", "2")
+    flags = ("--mesh-steal-threshold", "0", "--mesh-steal-batch", "1", "--mesh-steal-rate-limit", "0")
     workers = tuple(WorkerSpec(None, slots, flags) for slots in MESH_SLOTS)
     jobs = [*_jobs(rng, seconds, busy=False, each_s=MESH_JOBS_EACH_S), *_bursts(rng, seconds)]
     jobs = [job for job in jobs if job.kind != "poison"]
@@ -215,11 +215,11 @@ def _bursts(rng: random.Random, seconds: float) -> Iterator[Submission]:
     options = {"max_retries": 3, "max_crashes": 8, "backoff_base_seconds": 0.2, "timeout": 60}
     at_s = 0.0
     while at_s < seconds:
-        yield Submission(round(at_s, 3), "warm", "quick", (0.001,), options, batch=rng.randint(20, 60))
-        length_s = round(rng.uniform(0.03, 0.12), 3)
-        later_s = round(at_s + 0.15, 3)
-        yield Submission(later_s, "burst", "quick", (length_s,), options, batch=rng.randint(20, 45))
-        at_s += rng.uniform(0.6, 1.4) * MESH_BURST_EACH_S
+        yield Submission(round(at_s, 3), "warm", "quick", (0.0,), options, batch=rng.randint(80, 120))
+        length_s = round(rng.uniform(0.05, 0.09), 3)
+        later_s = round(at_s + 0.25, 3)
+        yield Submission(later_s, "burst", "quick", (length_s,), options, batch=rng.randint(40, 64))
+        at_s += rng.uniform(0.7, 1.3) * MESH_BURST_EACH_S
 
 
 def _jobs(
