@@ -1,4 +1,4 @@
-"""Reports on tenants. What a report needs of its tenant takes a second to load, and is kept by the process."""
+"""Reports on tenants. What a report needs of its tenant takes a second to load, and the process keeps it."""
 
 import asyncio
 import os

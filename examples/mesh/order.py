@@ -1,4 +1,4 @@
-"""Order 20 reports on each of 12 tenants, in any order, and tell how many met a process that knew the tenant."""
+"""Order 20 reports on each of 12 tenants, in any order, and tell how many of them were cold."""
 
 import random
 import sys
@@ -9,7 +9,7 @@ from app import report
 TENANTS = [f"tenant-{number}" for number in range(12)]
 
 
-def main(keyed: bool) -> None:
+def main(*, keyed: bool) -> None:
     wanted = TENANTS * 20
     random.shuffle(wanted)
     if keyed:
