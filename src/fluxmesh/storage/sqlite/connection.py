@@ -234,7 +234,9 @@ def _ready(db: apsw.Connection, sql: Statements, path: Path) -> bool:
             f"{path} has schema {version}, this program knows {SCHEMA_VERSION}",
             hint="update FluxMesh on this machine" if version > SCHEMA_VERSION else "name another file",
         )
-    return {f"{sql.namespace}:job", f"{sql.namespace}:mesh"} <= tables and _has_slot(db, sql)
+    return {f"{sql.namespace}:{name}" for name in ("job", "mesh", "affinity")} <= tables and _has_slot(
+        db, sql
+    )
 
 
 def _has_slot(db: apsw.Connection, sql: Statements) -> bool:

@@ -43,11 +43,9 @@ def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
     begun = tuple([begin(step, claim, item) for item in request.begin])
     slots = request.slots + sum(answer is not Begun.BEGUN for answer in begun)
     running, held = given or claim.claim(slots, request.extra, request.reserve)
-    if held and not claim.left_behind:
-        step.ready(held[-1].queue, held[-1].tier, held[-1].task)
     short = len(running) < slots
     step.run("exchange.wait" if short else "exchange.busy", epoch)
-    wake_us = [at for at in (next_due_us, claim.next_permit_us) if at is not None]
+    wake_us = [at for at in (next_due_us, claim.next_look_us) if at is not None]
     return ExchangeAnswer(
         standing,
         settled,
@@ -124,11 +122,11 @@ def promote_due(step: Step, limit: int) -> tuple[int, int | None]:
         rows = step.all("claim.due_jobs", str(tier), step.now_us, limit - count)
         seq = step.next_seq(len(rows))
         updates = []
-        for offset, (rid, queue, task, _) in enumerate(rows):
+        for offset, (rid, queue, task, slot) in enumerate(rows):
             updates.append((place.ready_lane(tier, queue), seq + offset, seq + offset, rid))
             step.count(queue, tier, place.SCHEDULED, -1)
             step.count(queue, tier, place.READY, 1)
-            step.ready(queue, tier, task)
+            step.ready(queue, tier, task, slot=slot)
         step.db.executemany(step.sql["claim.promote"], updates)
         count += len(rows)
     if count:

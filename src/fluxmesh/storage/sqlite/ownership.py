@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fluxmesh.storage.sqlite import moves, place
+from fluxmesh.storage.sqlite.belonging import Apart
 from fluxmesh.storage.sqlite.claim import Claim, Found, claimed
 from fluxmesh.storage.sqlite.held import next_s, takeable
 from fluxmesh.storage.sqlite.step import Me, Row, Step
@@ -43,11 +44,14 @@ def transfer(step: Step, thief: WorkerRef, jobs: Sequence[Owned]) -> list[Claime
     if standing is not Standing.GOOD or me is None or _is_silent(step, me):
         return []
     taken = []
+    apart = Apart.of(step, me)
     for job in jobs:
         row = step.row(job.id)
         if row is None or row.token != job.token or row.place != place.HELD or row.lane == str(me.epoch):
             continue
         if (row.hops or 0) >= MAX_HOPS or not me.can_run(row.queue, row.tier, row.task):
+            continue
+        if apart is not None and apart.until_us(row.queue, row.tier, row.task, row.slot, row.since_us):
             continue
         found = step.one("exchange.owned", row.id, row.token, row.lane)
         if found is not None:

@@ -44,7 +44,7 @@ select (select pos from <job> where place = 0 and lane = '0' order by pos limit 
   (select pos from <job> where place = 0 and lane = '2' order by pos limit 1),
   (select pos from <job> where place = 0 and lane = '3' order by pos limit 1)
 -- :name due_jobs
-select rid, queue, task, id from <job> where place = 0 and lane = ? and pos <= ? order by pos limit ?
+select rid, queue, task, slot from <job> where place = 0 and lane = ? and pos <= ? order by pos limit ?
 -- (lane, seq, seq, rid)
 -- :name promote
 update <job> set place = 1, lane = ?, pos = ?, seq = ? where rid = ?

@@ -130,6 +130,9 @@ create table <meta> (name text primary key, value any) strict, without rowid;
 create table if not exists <mesh> (
   epoch integer primary key, told_us integer not null, view blob not null
 ) strict;
+create table if not exists <affinity> (
+  epoch integer primary key, weight real not null, parts blob not null
+) strict;
 
 -- Has the table of jobs this column? It was added since, and stands last in files of before. (table)
 -- :name has_slot
