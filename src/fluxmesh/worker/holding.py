@@ -76,7 +76,7 @@ class Holding:
         self._trade = trade
         self._short = False  # the last claim found less than it asked for
         self._takes: set[asyncio.Task[None]] = set()
-        self.fills = False  # the last claim found all it asked for, to be held too: there may be more
+        self.fills = False  # the last claim found all it asked for, to be held too, and more is wanted
 
     def __bool__(self) -> bool:
         """A take is under way."""
@@ -108,7 +108,7 @@ class Holding:
         got, held = len(answer.running), len(answer.held)
         if slots > 0 or flight.extra:
             self._short = got < slots or held < flight.extra
-            self.fills = bool(flight.extra) and not self._short
+            self.fills = bool(flight.extra) and not self._short and self._stock.lacks() > 0
         if held:
             self._stock.counts["prefetch_count"] += 1
             self._stock.counts["prefetch_jobs"] += held
