@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 from msgspec import Struct
 
@@ -159,35 +158,23 @@ def _stay(move: Move, until_us: int | None) -> Stay:
 
 
 class Thefts(Struct, frozen=True):
-    """`steals`: how often a worker made jobs its own that another held, one or several at once, to hold them
-    itself; `jobs` of those. `taken_held`: jobs that were started by such a change, as without a mesh."""
+    """Jobs that a worker made its own while another held them: `stolen` to hold them itself, as by the mesh;
+    `taken_held` to start them at once, as without one."""
 
-    steals: int
-    jobs: int
+    stolen: int
     taken_held: int
-
-
-_AT_ONCE_US: Final = 3_000
 
 
 def thefts(moves: Iterable[Move]) -> Thefts:
     last: dict[str, Move] = {}
-    steals = jobs = taken = 0
-    latest: tuple[str, str, int] = "", "", 0  # thief, victim, when
+    stolen = taken = 0
     for move in moves:
         before = last.get(move.id)
         last[move.id] = move
-        if before is None or before.place != HELD or not move.epoch or before.epoch == move.epoch:
-            continue
-        if move.place == HELD:
-            jobs += 1
-            thief, victim, at_us = latest
-            is_same = (thief, victim) == (move.epoch, before.epoch) and move.at_us - at_us <= _AT_ONCE_US
-            steals += not is_same
-            latest = move.epoch, before.epoch, move.at_us
-        else:
-            taken += 1
-    return Thefts(steals, jobs, taken)
+        if before is not None and before.place == HELD and move.epoch and before.epoch != move.epoch:
+            stolen += move.place == HELD
+            taken += move.place == RUNNING
+    return Thefts(stolen, taken)
 
 
 def doubly_owned(moves: Iterable[Move]) -> list[str]:

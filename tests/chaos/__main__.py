@@ -84,8 +84,8 @@ def tell(report: Report) -> None:
         f" {report.excused_overlaps} excused overlaps, {report.took_s:g} s {report.phases}: {verdict}",
         flush=True,
     )
-    if report.steals:
-        print(f"    {report.steals} steals of {report.jobs_stolen} jobs, {report.jobs_taken_held} taken_held")
+    if report.jobs_stolen:
+        print(f"    {report.jobs_stolen} jobs stolen by the mesh, {report.jobs_taken_held} by take_held")
     if report.not_done:
         print(f"    did not come about: {report.not_done}")
     for violation in report.violations[:_SHOWN]:
@@ -109,9 +109,9 @@ def sum_up(reports: Iterable[Report]) -> None:
             f" {sum(report.reruns for report in of_it)} re-runs,"
             f" {faults.total()} faults {dict(sorted(faults.items()))}, violations in seeds {bad or 'none'}"
         )
-        if steals := sum(report.steals for report in of_it):
-            jobs = sum(report.jobs_stolen for report in of_it)
-            print(f"    {steals} steals of {jobs} jobs")
+        if stolen := sum(report.jobs_stolen for report in of_it):
+            taken = sum(report.jobs_taken_held for report in of_it)
+            print(f"    {stolen} jobs stolen by the mesh, {taken} by take_held")
 
 
 def try_mutants(names: Iterable[str], storage: str | None, seconds: float, folder: Path) -> bool:
@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=None)
     parser.add_argument("--mesh", action="store_true", help="workers in a mesh that steal from each other")
     parser.add_argument(
-        "--steals", type=int, default=0, help="of a mesh: further seeds, until so many steals"
+        "--steals", type=int, default=0, help="further seeds in a mesh, until so many jobs were stolen"
     )
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="instead: all of them, or those named")
     parser.add_argument("--folder", type=Path, help="where runs leave their evidence")
@@ -166,7 +166,7 @@ def main() -> int:
                 carried_out(seed, storage, seconds, folder, mesh=options.mesh or options.steals > 0)
             )
             tell(reports[-1])
-            stolen += reports[-1].steals
+            stolen += reports[-1].jobs_stolen
             if 0 < options.steals <= stolen:
                 break
     sum_up(reports)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from fluxmesh.errors import StorageError
 from fluxmesh.testing.history import Happening
 from tests.chaos.fleet import ChaosWorker, Watch
-from tests.chaos.plan import LONG_STOP, Fault, Plan
+from tests.chaos.plan import HOARD_S, LONG_STOP, Fault, Plan
 from tests.chaos.storages import NotDone, Spoilt
 from tests.mesh.sockets import free_port
 
@@ -113,6 +113,8 @@ class Nemesis:
         over = threading.Event()
         manager = threading.Thread(target=self._manage, args=(over,), name="manager", daemon=True)
         manager.start()
+        hoarding = threading.Thread(target=self._hoard, args=(over,), name="hoarding", daemon=True)
+        hoarding.start()
         try:
             with ThreadPoolExecutor(_MOST_AT_ONCE, "fault") as pool:
                 for number, fault in enumerate(self._plan.faults):
@@ -122,9 +124,25 @@ class Nemesis:
         finally:
             over.set()  # or it would go on starting workers when this run was told to end
             manager.join(_READY_S)
+            hoarding.join(_READY_S)
         self._replace_ended()
         for thread in self._endings:
             thread.join(TOLD_S + 5)
+
+    def _hoard(self, over: threading.Event) -> None:
+        """Have one worker claim alone, by turns. To whom a fault is being done is left alone."""
+        for hoard in self._plan.hoards:
+            if over.wait(max(0.0, self._start_s + hoard.at_s - time.monotonic())):
+                return
+            with ExitStack() as stack:
+                stopped: list[int] = []
+                stack.callback(lambda stopped=stopped: self._watch.continue_them(stopped))
+                for slot in self.slots:
+                    if slot.number != hoard.slot and slot.lock.acquire(blocking=False):
+                        stack.callback(slot.lock.release)
+                        if slot.worker is not None and slot.worker.running:
+                            stopped += self._watch.stop_them(self._watch.children(slot.worker.pid))
+                over.wait(HOARD_S)
 
     def _manage(self, over: threading.Event) -> None:
         """Start workers anew that have ended by themselves, as a service manager does."""

@@ -101,9 +101,12 @@ EXPECTED: Final = {
     "warm": DONE,
     "burst": DONE,
 }
-MESH_BURST_EACH_S: Final = 1.2
+MESH_BURST_EACH_S: Final = 1.0
 MESH_JOBS_EACH_S: Final = 2.0
-MESH_SLOTS: Final = (1, 1, 5)  # the slow hold what the fast one comes for
+MESH_SLOTS: Final = (1, 1, 4)
+# For so long the others stand still when a burst comes, so that one worker has it all when they go on.
+HOARD_S: Final = 0.13
+_HOARD_BEFORE_S: Final = 0.06
 
 
 class Submission(Struct, frozen=True):
@@ -129,6 +132,14 @@ class Fault(Struct, frozen=True):
     amount: float = 0.0
 
 
+class Hoard(Struct, frozen=True):
+    """All workers but this one stand still for HOARD_S: no fault, but what makes work lie where others want
+    it."""
+
+    at_s: float
+    slot: int
+
+
 class WorkerSpec(Struct, frozen=True):
     processes: int | None
     concurrency: int
@@ -144,6 +155,7 @@ class Plan(Struct, frozen=True):
     faults: tuple[Fault, ...]
     replays_at_s: tuple[float, ...] = ()
     mesh: bool = False
+    hoards: tuple[Hoard, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -195,15 +207,20 @@ def make_plan(
 
 def make_mesh_plan(seed: int, storage: str, seconds: float) -> Plan:
     """Workers in a mesh, and loads that make them steal: much short work, so that they fill their buffers;
-    then as much of the same that lasts, for which one of them has more slots than the others."""
+    then as much of the same that lasts, which one of them claims alone."""
     rng = random.Random(f"{seed} {storage} mesh")
-    flags = ("--mesh-steal-threshold", "0", "--mesh-steal-batch", "1", "--mesh-steal-rate-limit", "0")
+    flags = ("--mesh-steal-threshold", "6", "--mesh-steal-batch", "1", "--mesh-steal-rate-limit", "0")
     workers = tuple(WorkerSpec(None, slots, flags) for slots in MESH_SLOTS)
-    jobs = [*_jobs(rng, seconds, busy=False, each_s=MESH_JOBS_EACH_S), *_bursts(rng, seconds)]
-    jobs = [job for job in jobs if job.kind != "poison"]
+    others = [job for job in _jobs(rng, seconds, busy=False, each_s=MESH_JOBS_EACH_S) if job.kind != "poison"]
+    bursts = list(_bursts(rng, seconds))
+    hoards = tuple(
+        Hoard(round(job.at_s - _HOARD_BEFORE_S, 3), number % 2)
+        for number, job in enumerate(job for job in bursts if job.kind == "burst")
+    )
+    jobs = tuple(sorted([*others, *bursts], key=_at))
     of_workers, of_storage = MESH_PROCESS_KINDS, MESH_STORAGE_KINDS[storage]
     faults = _faults(rng, seconds, len(workers), of_workers, of_storage, LEASE_S[storage])
-    return Plan(seed, storage, seconds, workers, tuple(sorted(jobs, key=_at)), faults, mesh=True)
+    return Plan(seed, storage, seconds, workers, jobs, faults, mesh=True, hoards=hoards)
 
 
 def _at(job: Submission) -> float:
@@ -215,9 +232,9 @@ def _bursts(rng: random.Random, seconds: float) -> Iterator[Submission]:
     options = {"max_retries": 3, "max_crashes": 8, "backoff_base_seconds": 0.2, "timeout": 60}
     at_s = 0.0
     while at_s < seconds:
-        yield Submission(round(at_s, 3), "warm", "quick", (0.0,), options, batch=rng.randint(80, 120))
-        length_s = round(rng.uniform(0.05, 0.09), 3)
-        later_s = round(at_s + 0.25, 3)
+        yield Submission(round(at_s, 3), "warm", "quick", (0.0,), options, batch=rng.randint(120, 160))
+        length_s = round(rng.uniform(0.03, 0.05), 3)
+        later_s = round(at_s + 0.35, 3)
         yield Submission(later_s, "burst", "quick", (length_s,), options, batch=rng.randint(40, 64))
         at_s += rng.uniform(0.7, 1.3) * MESH_BURST_EACH_S
 

@@ -83,9 +83,8 @@ class Report(Struct, frozen=True):
     load: float
     violations: list[str]
     folder: str
-    steals: int = 0  # of the mesh: so often jobs that one held were made another's, to hold them
-    jobs_stolen: int = 0
-    jobs_taken_held: int = 0
+    jobs_stolen: int = 0  # in a mesh: that one held, and another made its own to hold them
+    jobs_taken_held: int = 0  # that one held, and another started
 
     @property
     def passed(self) -> bool:
@@ -411,7 +410,6 @@ class Run:
             load=round(os.getloadavg()[0], 1),
             violations=[str(one) for one in verdict.violations],
             folder=str(self.folder),
-            steals=stolen.steals,
-            jobs_stolen=stolen.jobs,
+            jobs_stolen=stolen.stolen,
             jobs_taken_held=stolen.taken_held,
         )

@@ -16,7 +16,7 @@ from tests.redis_server import program
 
 SECONDS = 15.0
 SEED = 1
-STEALS = 5
+STOLEN = 5
 
 
 @pytest.fixture(scope="module")
@@ -51,4 +51,4 @@ def test_a_short_run_of_workers_that_steal_violates_nothing(reports: dict[str, F
     print(report)
     assert report.violations == []
     assert sum(report.faults.values()) >= 5
-    assert report.steals >= STEALS
+    assert report.jobs_stolen >= STOLEN
