@@ -67,6 +67,9 @@ def test_five_regions_share_their_work_and_lose_nothing_to_a_kill(tmp_path: Path
     assert sum(line["completed"] for line in told["regions"]) == told["jobs"]
     assert sum(line["runs"] for line in told["regions"]) == len(REGIONS) + 1
     assert told["seconds"] < 20
+    assert told["jobs_stolen_in"] + told["jobs_taken_held"] > 0
+    assert told["steals_initiated"] >= told["steals_succeeded"]
+    assert told["affinity_hits"] > 0
     assert nothing_left(tmp_path)
 
 
@@ -79,7 +82,7 @@ def test_in_a_pipe_it_tells_what_happens_line_by_line(tmp_path: Path) -> None:
     assert " starts again" in done.out
     assert re.search(r"^ +\d+\.\d s  \d+/\d+ done, ", done.out, re.MULTILINE)
     assert "checked   0 lost, 0 doubled" in done.out
-    assert "stolen    0 jobs by 0 of 0 requests" in done.out
+    assert "stolen    0 jobs by 0 of 0 requests over the mesh; 0 jobs by storage alone" in done.out
     assert "\x1b" not in done.out
     assert nothing_left(tmp_path)
 

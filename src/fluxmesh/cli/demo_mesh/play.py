@@ -82,6 +82,8 @@ async def play(plan: Plan) -> Summary:
                 heading("Five regions, one mesh")
                 say(f"regions   {', '.join(f'{one} {fleet.now[one].process.pid}' for one in REGIONS)}")
                 say(f"jobs      most are of tenants whose keys belong to {' and '.join(BUSY)}")
+                say("storage   one file beside all of them, with no delay to it: what is not taken over")
+                say("          the mesh in a tenth of a second, idle regions take through the storage")
             await fleet.wait_until_met()
             with screen(drawn=plan.interactive, quiet=plan.quiet) as shown:
                 director = _Director(plan, storage, fleet, shown, hear, rng)
