@@ -101,7 +101,8 @@ EXPECTED: Final = {
     "warm": DONE,
     "burst": DONE,
 }
-MESH_BURST_EACH_S: Final = {"sqlite": 1.0, "redis": 1.4}  # so that each is done before the next one comes
+STOLEN_KINDS: Final = ("warm", "burst")
+MESH_BURST_EACH_S: Final = {"sqlite": 0.9, "redis": 1.1}
 MESH_JOBS_EACH_S: Final = 2.0
 MESH_SLOTS: Final = (1, 1, 4)
 # For so long the others stand still when a burst comes, so that one worker has it all when they go on.
