@@ -196,7 +196,7 @@ def cli_page() -> str:
     for noun, parser in _verbs(build_parser(tuple(COMMANDS))):
         parts += [f"## {noun}", "", *_description(parser)]
         below = list(_verbs(parser))
-        if not below:
+        if not below or parser.get_default("run") is not None:
             parts += _leaf(noun, parser)
         for verb, leaf in below:
             parts += [f"### {noun} {verb}", "", *_description(leaf), *_leaf(f"{noun} {verb}", leaf)]
@@ -219,9 +219,13 @@ def _description(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 def _leaf(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     usage = " ".join(
-        [f"fluxmesh {command} [OPTION …]", *(_used(a) for a in parser._actions if not a.option_strings)]
+        [f"fluxmesh {command} [OPTION …]", *(_used(a) for a in parser._actions if _is_argument(a))]
     )
     yield from (f"`{usage}`", "", *_arguments(parser), "", *_examples(parser))
+
+
+def _is_argument(action: argparse.Action) -> bool:
+    return not action.option_strings and not isinstance(action, argparse._SubParsersAction)
 
 
 def _used(action: argparse.Action) -> str:

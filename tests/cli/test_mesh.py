@@ -16,6 +16,7 @@ from fluxmesh.cli.main import build_parser
 from fluxmesh.cli.mesh_options import idle_settings, mesh_overrides
 from fluxmesh.config import Settings, load_settings
 from fluxmesh.mesh.options import MeshWorker, keygen
+from fluxmesh.mesh.ring import Ring
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.worker.meshing import mesh_of
 from tests.cli.harness import Running, make_database, run, run_here
@@ -104,6 +105,28 @@ def test_ring_and_owner_agree(told: Path) -> None:
     assert owner in {"a", "b", "c"}
     document = run_here("mesh", "owner", "tenant-7", "--json", cwd=told).document
     assert (document["owner"], document["agreed"], document["slots"]) == (owner, True, 4_096)
+
+
+def test_who_has_too_much_passes_its_keys_on_by_every_door(tmp_path: Path) -> None:
+    url = make_database(tmp_path / "fluxmesh.db")
+    members = tuple(member(name) for name in "abc")
+
+    async def main() -> None:
+        storage = await open_storage(url, Settings(proof_of_death=False), create=False)
+        await tell(storage, {"a": members, "b": members}, over={"default": ("a",)})
+        await storage.close()
+
+    asyncio.run(main())
+    ring = Ring(dict.fromkeys("abc", 150), frozenset("a"))
+    keys = [f"tenant-{number}" for number in range(12)]
+    for key in keys:
+        assert run_here("mesh", "owner", key, cwd=tmp_path).out.strip() == ring.owner(key) != "a"
+    document = run_here("mesh", "ring", "--json", cwd=tmp_path).document
+    (told,) = document["items"]
+    assert {one["worker_id"]: one["over"] for one in told["members"]} == {"a": True, "b": False, "c": False}
+    assert {one["worker_id"]: one["share"] for one in told["members"]} == ring.shares()
+    rows = run_here("mesh", "ring", cwd=tmp_path).out.splitlines()
+    assert ["yes" in row for row in rows] == [False, True, False, False]
 
 
 def views(folder: Path, told: dict[str, tuple[str, ...]]) -> Path:

@@ -33,8 +33,10 @@ async def tell(
     storage: Storage,
     views: Mapping[str, tuple[MemberReport, ...]],
     counters: Mapping[str, Mapping[str, int]] | None = None,
+    over: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[WorkerRef]:
-    """Register these workers and have each tell its view, with counters by worker."""
+    """Register these workers and have each tell its view, with counters by worker. `over`: who has too much,
+    by queue."""
     refs = []
     for name, members in views.items():
         registration = Registration(name, ("default",), (0, 1, 2, 3), (), 8, 60.0, 20.0, "host", 42)
@@ -49,6 +51,7 @@ async def tell(
                 counters=counted,
                 buffered=counted.get("buffered", 0),
                 adaptive_prefetch=5,
+                over=dict(over or {}),
             )
         )
         await storage.beat(ref, (), WorkerView(registration, mesh=report))

@@ -58,7 +58,7 @@ STEAL_COUNTERS = (
     "affinity_hits",
     "affinity_misses",
 )
-RINGS = ("QUEUE", "WORKER", "POINTS", "SHARE", "SEEN BY")
+RINGS = ("QUEUE", "WORKER", "POINTS", "SHARE", "TOO MUCH", "SEEN BY")
 _NUMBERS = ("EPOCH", "IN RING", "SLOTS", "RUNNING", "HELD", "RTT MS", "POINTS", "SHARE")
 
 
@@ -241,6 +241,7 @@ def _ring(options: Options) -> int:
                     member.worker_id,
                     str(member.virtual_nodes),
                     f"{member.share:.2%}",
+                    "yes" if member.over else "",
                     "all" if ring.agreed else ",".join(ring.seen_by),
                 )
                 for ring in told
