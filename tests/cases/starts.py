@@ -34,13 +34,15 @@ class Below(Struct, frozen=True):
 class Starts(Struct, frozen=True):
     """`two_tiers`: starts at whose instant jobs of two or more tiers were ready for their worker. `stolen`:
     of jobs that had changed their owner while held. `below_ready` must be empty; `below_own` are starts of a
-    worker that held something better itself."""
+    worker that held something better itself, `below_stolen` those where that had come from another owner, and
+    may have been on its way when the exchange began."""
 
     starts: int
     two_tiers: int
     stolen: int
     below_ready: tuple[Below, ...]
     below_own: tuple[Below, ...]
+    below_stolen: tuple[Below, ...]
 
 
 class _Places:
@@ -76,11 +78,12 @@ class _Places:
 
 def starts_of(moves: Sequence[Move], runs: Mapping[str, Runs]) -> Starts:
     """`runs` by epoch; starts of others are left out."""
-    exchanges, stolen = _exchanges(moves)
+    exchanges, stolen, hopped = _exchanges(moves)
     places = _Places()
     count = two_tiers = 0
     below_ready: list[Below] = []
     below_own: list[Below] = []
+    below_stolen: list[Below] = []
     for move in moves:
         started = exchanges.pop((move.epoch, move.step), None) if move.place == RUNNING else None
         of = runs.get(move.epoch)
@@ -89,28 +92,33 @@ def starts_of(moves: Sequence[Move], runs: Mapping[str, Runs]) -> Starts:
             count += len(started)
             two_tiers += len(started) if len(ready) >= 2 else 0
             below_ready += _passed_over(started, ready)
-            below_own += _passed_over(started, places.of(HELD, move.epoch, of))
+            for below in _passed_over(started, places.of(HELD, move.epoch, of)):
+                (below_stolen if (below.better, move.epoch) in hopped else below_own).append(below)
         places.take(move)
-    return Starts(count, two_tiers, stolen, tuple(below_ready), tuple(below_own))
+    return Starts(count, two_tiers, stolen, tuple(below_ready), tuple(below_own), tuple(below_stolen))
 
 
-def _exchanges(moves: Iterable[Move]) -> tuple[dict[tuple[str, int], list[Move]], int]:
-    """What each exchange started, by (epoch, step); and how many of all had come straight from another owner,
-    who had held it."""
+def _exchanges(
+    moves: Iterable[Move],
+) -> tuple[dict[tuple[str, int], list[Move]], int, set[tuple[str, str]]]:
+    """What each exchange started, by (epoch, step); how many of all had come straight from another owner, who
+    had held it; and which have ever come so to whom, by (id, epoch)."""
     found: dict[tuple[str, int], list[Move]] = defaultdict(list)
     last: dict[str, Move] = {}
-    hopped: set[tuple[str, int]] = set()
+    hopped: set[tuple[str, str]] = set()
+    tokens: set[tuple[str, int]] = set()
     stolen = 0
     for move in moves:
         before = last.get(move.id)
         last[move.id] = move
         if before is not None and before.place == HELD and move.place in OWNED and before.epoch != move.epoch:
-            hopped.add((move.id, move.token))
+            hopped.add((move.id, move.epoch))
+            tokens.add((move.id, move.token))
         is_new = before is None or (before.place, before.token) != (RUNNING, move.token)
         if move.place == RUNNING and is_new:
             found[move.epoch, move.step].append(move)
-            stolen += (move.id, move.token) in hopped
-    return found, stolen
+            stolen += (move.id, move.token) in tokens
+    return found, stolen, hopped
 
 
 def _passed_over(started: Sequence[Move], others: Mapping[int, frozenset[str]]) -> Iterator[Below]:

@@ -161,8 +161,7 @@ def test_d31_d33_a_pause_makes_nobody_idle_for_long_and_nobody_takes_nearly_all(
         hops = Counter(move.id for move, before in hopped(moves) if before.place == HELD_PLACE)
         spread.at_most("hops", max(hops.values(), default=0), 2)
         spread.equal("starts", {len(lab.marks.starts(job=job.id)) for job in jobs}, {1})
-        stolen = wait_until(lambda: figures.stolen_is_even() and figures.read()["totals"], 10, "figures")
-        spread.tell("jobs_stolen", stolen["jobs_stolen_in"])
+        spread.tell("jobs_stolen", figures.await_even(10)["jobs_stolen_in"])
         lab.close(spread)
 
 

@@ -41,7 +41,7 @@ STORAGE_KINDS: Final = {
 MESH_PROCESS_KINDS: Final = ("kill_child", "kill_group", "stop_child", "term", "streams_cut")
 MESH_STORAGE_KINDS: Final = {
     "sqlite": ("storage_frozen", "storage_slow"),
-    "redis": ("replies_lost", "storage_slow", "storage_frozen"),
+    "redis": ("replies_lost", "storage_frozen"),
 }
 STREAMS_CUT_S: Final = (0.5, 2.0)
 # kind -> least and most seconds it lasts. Those of a stop, and of late_back, are in leases.
@@ -101,7 +101,8 @@ EXPECTED: Final = {
     "warm": DONE,
     "burst": DONE,
 }
-MESH_BURST_EACH_S: Final = 1.0
+STOLEN_KINDS: Final = ("warm", "burst")
+MESH_BURST_EACH_S: Final = {"sqlite": 0.9, "redis": 1.1}
 MESH_JOBS_EACH_S: Final = 2.0
 MESH_SLOTS: Final = (1, 1, 4)
 # For so long the others stand still when a burst comes, so that one worker has it all when they go on.
@@ -212,14 +213,14 @@ def make_mesh_plan(seed: int, storage: str, seconds: float) -> Plan:
     flags = ("--mesh-steal-threshold", "6", "--mesh-steal-batch", "1", "--mesh-steal-rate-limit", "0")
     workers = tuple(WorkerSpec(None, slots, flags) for slots in MESH_SLOTS)
     others = [job for job in _jobs(rng, seconds, busy=False, each_s=MESH_JOBS_EACH_S) if job.kind != "poison"]
-    bursts = list(_bursts(rng, seconds))
+    bursts = list(_bursts(rng, seconds, MESH_BURST_EACH_S[storage]))
     hoards = tuple(
         Hoard(round(job.at_s - _HOARD_BEFORE_S, 3), number % 2)
         for number, job in enumerate(job for job in bursts if job.kind == "burst")
     )
     jobs = tuple(sorted([*others, *bursts], key=_at))
     of_workers, of_storage = MESH_PROCESS_KINDS, MESH_STORAGE_KINDS[storage]
-    faults = _faults(rng, seconds, len(workers), of_workers, of_storage, LEASE_S[storage])
+    faults = _faults(rng, seconds, len(workers), of_workers, of_storage, LEASE_S[storage], hurry=2.0)
     return Plan(seed, storage, seconds, workers, jobs, faults, mesh=True, hoards=hoards)
 
 
@@ -228,15 +229,15 @@ def _at(job: Submission) -> float:
 
 
 # -- jobs ------------------------------------------------------------------------------------------------
-def _bursts(rng: random.Random, seconds: float) -> Iterator[Submission]:
+def _bursts(rng: random.Random, seconds: float, each_s: float) -> Iterator[Submission]:
     options = {"max_retries": 3, "max_crashes": 8, "backoff_base_seconds": 0.2, "timeout": 60}
     at_s = 0.0
     while at_s < seconds:
-        yield Submission(round(at_s, 3), "warm", "quick", (0.0,), options, batch=rng.randint(120, 160))
+        yield Submission(round(at_s, 3), "warm", "quick", (0.0,), options, batch=rng.randint(90, 120))
         length_s = round(rng.uniform(0.03, 0.05), 3)
         later_s = round(at_s + 0.35, 3)
         yield Submission(later_s, "burst", "quick", (length_s,), options, batch=rng.randint(40, 64))
-        at_s += rng.uniform(0.7, 1.3) * MESH_BURST_EACH_S
+        at_s += rng.uniform(0.8, 1.2) * each_s
 
 
 def _jobs(

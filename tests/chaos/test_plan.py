@@ -70,5 +70,5 @@ def test_a_run_in_a_mesh_has_workers_that_steal_and_all_kinds_of_faults_beside_t
     assert plan.mesh
     assert {fault.kind for fault in plan.faults} == {*MESH_PROCESS_KINDS, *MESH_STORAGE_KINDS[storage]}
     assert sum(job.batch for job in plan.jobs if job.kind == "burst") > 1_500
-    assert len(plan.faults) >= 30
+    assert len(plan.faults) >= FAULTS_EACH_60_S
     assert min(fault.length_s for fault in plan.faults if fault.kind == "streams_cut") > 0

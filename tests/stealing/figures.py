@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from typing import Any, Final
 
 from tests.cases.harness import Lab
 
 _ANSWERS_S: Final = 10.0
+_LOOK_S: Final = 0.05
 
 
 class Figures:
@@ -36,7 +38,15 @@ class Figures:
         members = self.of(worker_id).get("members", ())
         return {one["worker_id"] for one in members if one["standing"] == "alive"}
 
-    def stolen_is_even(self) -> bool:
-        """Something was stolen, and as much was given as was taken, in all that was told."""
-        totals = self.read()["totals"]
-        return bool(0 < totals["jobs_stolen_in"] == totals["jobs_stolen_out"])
+    def await_even(self, within_s: float) -> dict[str, int]:
+        """The totals, once something was stolen and as much was given as was taken in all that was told."""
+        deadline = time.monotonic() + within_s
+        while True:
+            found = self.read()
+            totals: dict[str, int] = found["totals"]
+            if 0 < totals["jobs_stolen_in"] == totals["jobs_stolen_out"]:
+                return totals
+            if time.monotonic() > deadline:
+                counters = {one["worker_id"]: one["counters"] for one in found["items"]}
+                raise AssertionError(f"not as much was given as was stolen: {totals}, {counters}")
+            time.sleep(_LOOK_S)

@@ -53,8 +53,7 @@ def test_two_that_start_beside_one_with_all_the_work_share_it(site: Site) -> Non
         ended_at = max(mark.at for mark in lab.marks.ends(note="work"))
         case.tell("start_up", round(start_s, 3))
         case.at_most("all_done_after_s", ended_at - submitted_at, SHARED_S + 2 * start_s / 3)
-        wait_until(figures.stolen_is_even, TOLD_S, "as much was given as was stolen")
-        totals = figures.read()["totals"]
+        totals = figures.await_even(TOLD_S)
         case.at_least("steals_succeeded", totals["steals_succeeded"], 1)
         case.at_least("jobs_stolen_in", totals["jobs_stolen_in"], 1)
         case.equal("jobs_stolen_out", totals["jobs_stolen_out"], totals["jobs_stolen_in"])
