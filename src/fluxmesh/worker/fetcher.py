@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Final
 
 from fluxmesh.clock import Clock, MonoS
 from fluxmesh.config import BATCH_MAX
-from fluxmesh.errors import FluxMeshError
 from fluxmesh.service import Service
-from fluxmesh.storage.base import BATCH_BYTES, WORK_POLL_S, Storage
+from fluxmesh.storage.base import WORK_POLL_S, Storage
 from fluxmesh.storage.values import (
     ClaimedJob,
     ExchangeAnswer,
@@ -36,35 +32,32 @@ from fluxmesh.storage.values import (
     Standing,
     WorkerRef,
 )
+from fluxmesh.worker.flights import Flight, Outbox, exchanged
+from fluxmesh.worker.holding import Holding, Trade
 from fluxmesh.worker.lease import Lease
-from fluxmesh.worker.observe import Claimed, JobSettled, JobsReleased, Observer
-from fluxmesh.worker.runs import NEVER, Run, RunTable
+from fluxmesh.worker.lookout import Lookout
+from fluxmesh.worker.observe import Claimed, JobSettled, Observer
+from fluxmesh.worker.releases import Releases
+from fluxmesh.worker.runs import Run, RunTable
+from fluxmesh.worker.taking import Taking
 
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 2.0
-RELEASE_TRIES: Final = 4
+if TYPE_CHECKING:
+    from fluxmesh.mesh.messages import NodeRef, Offered
+    from fluxmesh.worker.stock import Stock
+
 HALVED_FROM: Final = 32  # of fewer slots the exchanges cost more than the halves save
 UNDER_WAY_MOST: Final = 2
 _DECLINED_PAUSE_S: Final = 0.5
 _UNKNOWN_PAUSE_S: Final = 0.25  # until a beat has put the worker's row back
 _SHORTEST_REST_S: Final = 0.002  # between two looks at what is due about now
-_SHORTEST_TAKE_REST_S: Final = 0.05
 _ABANDON_S: Final = 0.5
-
-
-class _Flight(Struct):
-    """An exchange under way. Its answer is None if the service was stopped, or gave up, before it came."""
-
-    ends: list[tuple[Run, Settle]]
-    asked: int
-    sent_s: MonoS
-    answer: asyncio.Task[ExchangeAnswer | None]
 
 
 class Fetcher(Service):
     """`admit_job` takes a claimed job in and returns what begins it; `nudge_beat` asks for a beat at once;
     `on_fenced` hears that this epoch may never claim again; `on_failure` gets an error that repeating cannot
-    mend."""
+    mend. `stock`: what is claimed beyond the free slots is held there, and begun from there; None: nothing
+    is. `trade`: with whom it is shared. `takes`: jobs that others hold may be taken."""
 
     def __init__(
         self,
@@ -82,6 +75,10 @@ class Fetcher(Service):
         on_failure: Callable[[BaseException], None],
         rng: random.Random,
         observer: Observer | None,
+        stock: Stock | None = None,
+        trade: Trade | None = None,
+        takes: bool = True,
+        poll_s: float = WORK_POLL_S,
     ) -> None:
         super().__init__("fetcher", interval_s=WORK_POLL_S, round_limit_s=None, rng=rng)
         self._storage = storage
@@ -98,8 +95,9 @@ class Fetcher(Service):
         self._on_fenced = on_fenced
         self._on_failure = on_failure
         self._observer = observer
-        self._outbox: deque[tuple[Run, Settle]] = deque()
-        self._flights: list[_Flight] = []
+        self._takes = takes
+        self._outbox = Outbox()
+        self._flights: list[Flight] = []
         self._half = self._half_of_slots()
         self._news: asyncio.Future[None] | None = None  # the round waits for it
         self._gave_up = False  # ends were sent whose answer nobody will hear
@@ -108,17 +106,39 @@ class Fetcher(Service):
         self._quiet = False
         self._draining = False
         self._pause_until = 0.0
-        self._wake_at = NEVER
-        self._timer: asyncio.TimerHandle | None = None
-        self._held_at = NEVER
-        self._waiting: asyncio.Task[None] | None = None
-        self._releases: set[asyncio.Task[None]] = set()
         self._flushed: asyncio.Future[None] | None = None
+        self._releases = Releases(
+            storage, worker, rng=rng, log=self._log, observer=observer, on_released=self.look
+        )
+        self._release = self._releases.release
+        self._lookout = Lookout(storage, worker, look=self.look, rng=rng, log=self._log, poll_s=poll_s)
+        self._look_at = self._lookout.look_at
+        self._taking = Taking(storage, worker, look_at=self._look_at, log=self._log)
+        self._stock = stock
+        self._holding = self._make_holding(stock, trade) if stock is not None else None
+
+    def _make_holding(self, stock: Stock, trade: Trade | None) -> Holding:
+        return Holding(
+            stock,
+            self._storage,
+            self._worker,
+            slots=self._slots,
+            clock=self._clock,
+            late_after_s=self._late_after_s,
+            releases=self._releases,
+            lookout=self._lookout,
+            log=self._log,
+            may_hold=self._may_claim,
+            wake=self.wake,
+            trade=trade,
+        )
 
     # -- told by others, on the loop -----------------------------------------------------------------
     def deliver(self, run: Run, settle: Settle) -> None:
         """Take the end of a run; it is kept until storage has confirmed it."""
         self._outbox.append((run, settle))
+        if self._stock is not None and run.began:
+            self._stock.times.note(asyncio.get_running_loop().time() - run.began)
         if not self._woken:
             self.wake()
         if len(self._outbox) == self._half:
@@ -141,15 +161,30 @@ class Fetcher(Service):
         self.wake()
 
     def set_quiet(self, quiet: bool) -> None:  # noqa: FBT001 - a state, not a mode of the call
-        """Claim no more until told otherwise."""
+        """Claim no more until told otherwise, and hold nothing."""
         self._quiet = quiet
+        if quiet and self._holding is not None:
+            self._holding.let_go("quiet")
         self.look()
 
     def stop_claiming(self) -> None:
-        """Claim no more for good; what an exchange under way still brings is released."""
+        """Claim no more for good; what is held is released, and what an exchange under way still brings."""
         self._draining = True
-        self._stop_waiting()
+        self._lookout.stop()
+        if self._holding is not None:
+            self._holding.let_go("draining")
         self.wake()
+
+    def take(self, peer: NodeRef, jobs: tuple[Offered, ...]) -> None:
+        """Take jobs that a peer has offered. Only of one that has a stock."""
+        assert self._holding is not None
+        self._holding.take(peer, jobs)
+
+    def refuse(self, item: Owned, why: str) -> None:
+        """A held job must not be started here. One whose begin is under way is released when that is over."""
+        job = self._stock.lose(item) if self._stock is not None else None
+        if job is not None:
+            self._release([job], why)
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until storage has confirmed every end and release; False: not in time."""
@@ -161,11 +196,12 @@ class Fetcher(Service):
         return self._idle()
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        self._stop_waiting()
+        self._lookout.stop()
         await super().stop(timeout_s)
-        self._stop_waiting()  # the last round may have begun another wait
-        for task in list(self._releases):
-            task.cancel()
+        self._lookout.stop()  # the last round may have begun another wait
+        self._releases.cancel()
+        if self._holding is not None:
+            self._holding.cancel()
 
     # -- a round ---------------------------------------------------------------------------------------
     async def run_once(self) -> float | None:
@@ -177,6 +213,8 @@ class Fetcher(Service):
                 for flight in [flight for flight in self._flights if flight.answer.done()]:
                     await self._land(flight)
                     self._send()
+            if self._holding is not None:
+                self._holding.tell()
             self._announce_idle()
         except Exception as error:
             self._fail(error)  # a defect: ends at hand may be lost, so nothing must go on as if all were well
@@ -201,32 +239,62 @@ class Fetcher(Service):
 
     def _send(self) -> None:
         """Begin the exchanges that may be begun now."""
+        if self._holding is not None:
+            self._holding.shed()
         while not self.stopping and len(self._flights) < UNDER_WAY_MOST:
             asked = self._to_claim()
             waiting, half = len(self._outbox), self._half
             if self._flights:
                 if not asked or not half or waiting < half:
                     return
-            elif not waiting and not (asked and self._hungry):
+            elif not waiting and not (asked and self._hungry) and not self._has_to_hold(asked):
                 return
             # So much that it is two halves: the second follows at once.
             most = half if half and waiting >= 2 * half else BATCH_MAX
-            self._begin_exchange(self._next_ends(most), min(asked, most))
+            self._begin_exchange(self._outbox.next(most), min(asked, most))
+
+    def _has_to_hold(self, asked: int) -> bool:
+        """Jobs that are held can be begun, or others be held because there seems to be no end of them."""
+        if self._stock is None or self._holding is None:
+            return False
+        if asked and self._stock.begins(asked, self._slots.lacking()):
+            return True
+        return self._holding.fills and self._to_hold(asked) > 0
+
+    def _to_hold(self, asked: int) -> int:
+        """How many jobs to claim beyond `asked` slots: some whenever there is a claim, and on and on while
+        claims find all that they ask for."""
+        stock, holding = self._stock, self._holding
+        if stock is None or holding is None or not (asked or holding.fills) or not self._may_claim():
+            return 0
+        coming = sum([flight.extra for flight in self._flights])
+        return max(0, min(stock.extra(coming), min(self._batch, BATCH_MAX) - asked))
 
     def _begin_exchange(self, ends: list[tuple[Run, Settle]], asked: int) -> None:
         self._request_id += 1
+        reserve = self._slots.lacking() if asked else ()
+        begin: list[ClaimedJob] = []
+        extra = 0
+        if self._stock is not None:
+            begin = self._stock.pick(asked, reserve) if asked else []
+            extra = self._to_hold(asked)
         request = ExchangeRequest(
             self._worker,
             self._request_id,
             settle=tuple([settle for _, settle in ends]),
-            slots=asked,
-            reserve=self._slots.lacking() if asked else (),
+            begin=tuple([Owned(job.id, job.token) for job in begin]),
+            slots=asked - len(begin),
+            extra=extra,
+            reserve=reserve,
         )
         self._hungry = False
         sent_s = self._clock.mono_s()
-        answer = asyncio.get_running_loop().create_task(self._exchange(request), name="fluxmesh-exchange")
+        exchange = exchanged(
+            self._storage, request, gives_up=self._gives_up, fail=self._fail, rng=self._rng, log=self._log
+        )
+        answer = asyncio.get_running_loop().create_task(exchange, name="fluxmesh-exchange")
         answer.add_done_callback(self._tell_round)
-        self._flights.append(_Flight(ends, asked, sent_s, answer))
+        self._flights.append(Flight(ends, begin, asked, extra, sent_s, answer))
 
     async def _hear_news(self) -> None:
         """Return when an exchange was answered, or so much has ended that a second one may be sent."""
@@ -243,7 +311,7 @@ class Fetcher(Service):
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def _land(self, flight: _Flight) -> None:
+    async def _land(self, flight: Flight) -> None:
         """Draw the conclusions from an answer."""
         self._flights.remove(flight)
         if flight.answer.cancelled():
@@ -253,58 +321,32 @@ class Fetcher(Service):
             self._gave_up = self._gave_up or bool(flight.ends)
             return
         self._confirm(flight.ends, answer)
-        self._take(answer, flight.asked, flight.sent_s)
+        slots = flight.slots_claimed(answer)
+        self._take(flight, answer, slots)
         await self._begin_bodies()
-        if flight.asked and not answer.running:
-            await self._take_held_if_due()
+        if slots and not answer.running and self._takes:
+            await self._take_held()
+        if self._holding is not None:
+            self._holding.tell()
         self._announce_idle()
 
-    def _next_ends(self, most: int) -> list[tuple[Run, Settle]]:
-        """What one exchange can carry of the outbox: bounded in number and, but for the first, in bytes."""
-        outbox, size = self._outbox, 0
-        ends: list[tuple[Run, Settle]] = []
-        while outbox and len(ends) < most:
-            result = outbox[0][1].transition.result
-            size += 0 if result is None else len(result)
-            if ends and size > BATCH_BYTES:
-                break
-            ends.append(outbox.popleft())
-        return ends
+    def _may_claim(self) -> bool:
+        """Jobs may be claimed, held and begun."""
+        if self._draining or self._quiet or not self._lease.holds():
+            return False
+        if self._pause_until and asyncio.get_running_loop().time() < self._pause_until:
+            return False
+        self._pause_until = 0.0
+        return True
 
     def _to_claim(self) -> int:
-        if self._draining or self._quiet or not self._lease.holds():
+        if not self._may_claim():
             return 0
-        if self._pause_until and asyncio.get_running_loop().time() < self._pause_until:
-            return 0
-        self._pause_until = 0.0
         asked_for = sum([flight.asked for flight in self._flights])
         return max(0, min(self._slots.free - asked_for, self._batch))
 
-    async def _exchange(self, request: ExchangeRequest) -> ExchangeAnswer | None:
-        """The same request until its answer is known. None: this service was stopped, or gives up."""
-        pause_s = FIRST_PAUSE_S
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                answer = await self._storage.exchange(request)
-            except FluxMeshError as error:
-                if not error.retryable:
-                    self._fail(error)
-                    return None
-                if tries == 1:
-                    self._log.warning("storage does not answer", verb="exchange", error=str(error))
-            except Exception as error:
-                self._fail(error)
-                return None
-            else:
-                if tries > 1:
-                    self._log.warning("storage answers again", verb="exchange", tries=tries)
-                return answer
-            if self.stopping:
-                return None
-            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
-            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+    def _gives_up(self) -> bool:
+        return self.stopping
 
     def _fail(self, error: BaseException) -> None:
         self.request_stop()
@@ -322,37 +364,50 @@ class Fetcher(Service):
             if self._observer is not None:
                 self._observer(JobSettled(run.job.id, verdict))
 
-    def _take(self, answer: ExchangeAnswer, asked: int, sent_s: MonoS) -> None:
-        """Admit what was claimed, and note when the next claim may find something."""
+    def _take(self, flight: Flight, answer: ExchangeAnswer, slots: int) -> None:
+        """Admit what was begun or claimed, and note when the next claim may find something."""
         if answer.standing is not Standing.GOOD:
             self._out_of_standing(answer.standing)
         got = len(answer.running)
+        if flight.begin and self._holding is not None:
+            begun = self._holding.begun(flight, answer)
+            self._admit(begun, flight.sent_s)
+            if begun and self._slots.reserves:
+                self._hungry = True  # what was begun may have filled a reserve that the claim kept free too
         if got or answer.held:
-            self._admit(answer.running, answer.held, sent_s)
-        if not asked:
+            self._admit(answer.running, flight.sent_s, answer.held)
+        if self._holding is not None:
+            self._holding.claimed(flight, answer, slots)
+        if not slots:
+            self._hungry = self._hungry or answer.more
             return
         if self._observer is not None:
-            self._observer(Claimed(asked, got))
-        if got >= asked or answer.more:
+            self._observer(Claimed(slots, got))
+        if got >= slots or answer.more:
             self._hungry = True
             return
         now = asyncio.get_running_loop().time()
         if answer.next_due_s is not None:
             self._look_at(now + max(answer.next_due_s, _SHORTEST_REST_S))
-        self._note_held(answer.next_held_s, now)
-        if not self._draining and self._waiting is None and not self.stopping:
-            name = "fluxmesh-wait-for-work"
-            self._waiting = asyncio.get_running_loop().create_task(self._wait_for_work(), name=name)
+        self._taking.note(answer.next_held_s)
+        if not self._draining and not self.stopping:
+            self._lookout.wait()
 
-    def _admit(self, running: Sequence[ClaimedJob], held: Sequence[ClaimedJob], sent_s: MonoS) -> None:
+    def _admit(self, running: Sequence[ClaimedJob], sent_s: MonoS, held: Sequence[ClaimedJob] = ()) -> None:
         late = self._clock.mono_s() - sent_s > self._late_after_s
         why = "late answer" if late else "lease lapsed"
         if self._draining:
             why = "draining"
+        stock = self._stock
         if late or self._draining or not self._lease.holds():
+            if stock is not None:
+                for job in running:
+                    stock.landed(job)
             self._release([*running, *held], why)
             return
         now = asyncio.get_running_loop().time()
+        if stock is not None:
+            running = self._from_stock(stock, running)
         for job in running:
             if job.id in self._table:
                 self._decline(job, "running already", now)  # never two at once
@@ -367,7 +422,26 @@ class Fetcher(Service):
                 if run is not None:
                     self._table.forget(run)
                 self._decline(job, "could not be started", now)
-        self._release(held, "not asked for")
+        if stock is not None:
+            for job in running:
+                self._table.landed(job, stock)
+        if self._holding is not None:
+            self._holding.hold(held)
+        else:
+            self._release(held, "not asked for")
+
+    def _from_stock(self, stock: Stock, running: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        """Those of these jobs that may be started here."""
+        may: list[ClaimedJob] = []
+        for job in running:
+            stock.forget(job)
+            if stock.must_not_run(job):
+                stock.landed(job)
+                self._release([job], "lost meanwhile")
+            else:
+                may.append(job)
+        stock.note_starts(may)
+        return may
 
     async def _begin_bodies(self) -> None:
         """Those at hand come to their first await, or to their end; if they fill more than half of the slots,
@@ -401,98 +475,22 @@ class Fetcher(Service):
             self._nudge_beat()
             self._look_at(asyncio.get_running_loop().time() + _UNKNOWN_PAUSE_S)
 
-    # -- jobs that others hold -------------------------------------------------------------------------
-    def _note_held(self, next_held_s: float | None, now: float) -> None:
-        if next_held_s is None:
-            self._held_at = NEVER
-        else:
-            self._held_at = now + max(next_held_s, 0.0)
-            self._look_at(now + max(next_held_s, _SHORTEST_TAKE_REST_S))
-
-    async def _take_held_if_due(self) -> None:
-        slots = min(self._slots.open_to_all(), self._to_claim())
-        if slots <= 0 or asyncio.get_running_loop().time() < self._held_at:
+    async def _take_held(self) -> None:
+        held = len(self._stock) if self._stock is not None else 0
+        slots = min(self._slots.open_to_all(), self._to_claim()) - held
+        if slots <= 0 or not self._taking.is_due():
             return
-        self._held_at = NEVER
         sent_s = self._clock.mono_s()
-        try:
-            answer = await self._storage.take_held(self._worker, slots)
-        except FluxMeshError as error:
-            # Jobs given in a lost answer are on no beat's list and are released by storage.
-            self._log.warning("storage does not answer", verb="take_held", error=str(error))
-            return
-        self._admit(answer.running, (), sent_s)
+        jobs = await self._taking.take(slots)
+        if self._stock is not None:
+            self._stock.counts["jobs_taken_held"] += len(jobs)
+        self._admit(jobs, sent_s)
         await self._begin_bodies()
-        self._note_held(answer.next_held_s, asyncio.get_running_loop().time())
-
-    # -- waiting ---------------------------------------------------------------------------------------
-    def _look_at(self, at: float) -> None:
-        """Claim again at this time of the loop's clock, or earlier."""
-        if at >= self._wake_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._wake_at = at
-        self._timer = asyncio.get_running_loop().call_at(at, self._look_now)
-
-    def _look_now(self) -> None:
-        self._timer = None
-        self._wake_at = NEVER
-        self.look()
-
-    async def _wait_for_work(self) -> None:
-        try:
-            await self._storage.wait_for_work(self._worker, WORK_POLL_S)
-        except FluxMeshError as error:
-            self._log.warning("storage does not answer", verb="wait_for_work", error=str(error))
-            await asyncio.sleep(LONGEST_PAUSE_S * self._rng.uniform(0.5, 1.0))
-        finally:
-            self._waiting = None
-        self.look()
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-    # -- giving back -----------------------------------------------------------------------------------
-    def _release(self, jobs: Sequence[ClaimedJob], why: str) -> None:
-        if not jobs:
-            return
-        self._log.info("jobs released", count=len(jobs), why=why)
-        owned = [Owned(job.id, job.token) for job in jobs]
-        task = asyncio.get_running_loop().create_task(self._send_release(owned, why), name="fluxmesh-release")
-        self._releases.add(task)
-        task.add_done_callback(self._released)
-
-    async def _send_release(self, owned: list[Owned], why: str) -> None:
-        pause_s = FIRST_PAUSE_S
-        for _ in range(RELEASE_TRIES):
-            try:
-                for start in range(0, len(owned), BATCH_MAX):
-                    await self._storage.release(self._worker, owned[start : start + BATCH_MAX])
-            except FluxMeshError as error:
-                # In the end storage does it: they are on no list of a beat any more.
-                self._log.warning("storage does not answer", verb="release", error=str(error))
-                await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
-                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-            else:
-                break
-        if self._observer is not None:
-            self._observer(JobsReleased(tuple(item.id for item in owned), why))
-
-    def _released(self, task: asyncio.Task[None]) -> None:
-        self._releases.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._log.error("jobs could not be released", error=str(task.exception()))
-        self.look()  # storage does not wake a worker for what it gave back itself
 
     # -- the end -----------------------------------------------------------------------------------------
     def _idle(self) -> bool:
-        sent = self._gave_up or any(flight.ends for flight in self._flights)
-        return not (sent or self._outbox or self._releases)
+        sent = self._gave_up or any(flight.ends or not flight.answer.done() for flight in self._flights)
+        return not (sent or self._outbox or self._releases or self._holding)
 
     def _announce_idle(self) -> None:
         if self._flushed is not None and self._idle() and not self._flushed.done():

@@ -27,11 +27,15 @@ from fluxmesh.storage.values import Registration, Standing, WorkerView
 
 if TYPE_CHECKING:
     from fluxmesh.clock import Clock
-    from fluxmesh.mesh.messages import Meta, Record
+    from fluxmesh.mesh.messages import Flag, Meta, NodeRef, Offered, Record
     from fluxmesh.mesh.node import MeshNode
     from fluxmesh.mesh.options import MeshWorker
     from fluxmesh.mesh.ports import Ports
     from fluxmesh.worker.config import WorkerConfig
+    from fluxmesh.worker.sharing import Sharing
+    from fluxmesh.worker.slots import Slots
+    from fluxmesh.worker.stock import Stock
+    from fluxmesh.worker.trading import Trading
 
 CHILD_FLAG: Final = "--mesh-child"  # the number of a process among those of one worker
 PREPARE_S: Final = 10.0  # to look up the names that the own address depends on
@@ -78,7 +82,7 @@ class Meshing:
         registration: Registration,
         label: str,
         clock: Clock,
-        running: Callable[[], int],
+        slots: Slots,
     ) -> None:
         self._options = config.mesh
         self._optional = config.mesh_optional
@@ -86,10 +90,14 @@ class Meshing:
         self._registration = registration
         self._label = label
         self._clock = clock
-        self._running = running
+        self._slots = slots
+        self._stock: Stock | None = None
+        self._trading: Trading | None = None
+        self._sharing: Sharing | None = None
         self._ports: Ports | None = None
         self._node: MeshNode | None = None
         self._ready_since_s: float | None = None
+        self._blocked = False
         self._draining = False
         self._epoch = 0
         self._ask_storage: Callable[[], None] = lambda: None
@@ -106,6 +114,29 @@ class Meshing:
     def node(self) -> MeshNode | None:
         return self._node
 
+    @property
+    def stock(self) -> Stock | None:
+        """From `prepare` on: what the worker holds. None: it is in no mesh and holds nothing."""
+        return self._stock
+
+    @property
+    def trading(self) -> Trading | None:
+        return self._trading
+
+    def give_to(self, receive: Callable[[NodeRef, tuple[Offered, ...]], None]) -> None:
+        """Whom to give jobs that a peer has offered, on the worker's loop."""
+        if self._trading is not None:
+            self._trading.receive = receive
+
+    @property
+    def poll_jitter_s(self) -> float:
+        """By so much sooner an idle worker asks storage, so that not all ask together."""
+        if self._options is None:
+            return 0.0
+        from fluxmesh.mesh.buffer import poll_jitter_s
+
+        return poll_jitter_s(self._registration.worker_id, self._options.timing().period_ns / 1e9)
+
     async def prepare(self) -> None:
         """Bind the ports and find the own address, before anybody hears of this worker: what keeps it out of
         the mesh keeps it from starting. Raises InvalidOption, unless the mesh is optional."""
@@ -115,12 +146,34 @@ class Meshing:
             await self._prepare(self._options)
         except FluxMeshError as error:
             self._go_without(error)
+        else:
+            self._make_stock(self._options)
+
+    def _make_stock(self, options: MeshWorker) -> None:
+        from fluxmesh.worker.sharing import Sharing
+        from fluxmesh.worker.stock import Rules, Stock
+        from fluxmesh.worker.trading import Trading
+
+        rules = Rules(
+            concurrency=self._slots.concurrency,
+            local_buffer=options.local_buffer,
+            steal=options.steal,
+            steal_threshold=options.steal_threshold,
+            steal_batch=options.steal_batch,
+            weight=options.affinity_weight,
+        )
+        stock = self._stock = Stock(rules, self._clock)
+        self._trading = Trading(stock, self._slots, self._clock, self._flags)
+        stock.on_taken = self._trading.on_taken
+        self._sharing = Sharing(self._clock, lambda: self._ask_storage())
 
     def _go_without(self, error: FluxMeshError) -> None:
         """Raises the error, unless the mesh is optional."""
         if not self._optional:
             raise error
         self._options = None
+        if self._stock is not None:
+            self._stock.give_up()
         name = self._registration.worker_id
         _log.error("worker runs without the mesh", worker=name, error=str(error))
 
@@ -178,6 +231,9 @@ class Meshing:
         from fluxmesh.mesh.delays import WEATHER_ENV, parse_weather
         from fluxmesh.mesh.node import MeshNode
 
+        assert self._stock is not None
+        assert self._trading is not None
+        assert self._sharing is not None
         weather = os.environ.get(WEATHER_ENV)
         node = self._node = MeshNode(
             options,
@@ -189,10 +245,23 @@ class Meshing:
             label=self._label,
             tell=tell,
             on_fenced=self._claimed,
+            shelf=self._stock,
+            tasks=tuple(task.name for task in self._registration.tasks),
+            stock_figures=self._stock.figures,
+            on_take=self._trading.on_take,
+            on_share=self._share_changed,
             weather=None if weather is None else parse_weather(weather),
         )
         self._joined_s = self._clock.mono_s()
         await asyncio.to_thread(node.start)
+        self._sharing.join(node)
+        self._trading.join(node, asyncio.get_running_loop())
+
+    def _share_changed(self) -> None:
+        """On the node's thread."""
+        if self._stock is not None and self._sharing is not None:
+            self._stock.share_changed()
+            self._sharing.changed()
 
     # -- a claim of our id -----------------------------------------------------------------------------
     def _claimed(self, claim: Record) -> None:
@@ -257,24 +326,28 @@ class Meshing:
 
     # -- for the watching thread and the beating one -------------------------------------------------
     def publish(self, blocked: bool) -> None:  # noqa: FBT001 - a state, not a mode of the call
-        """The worker as it is now. Ready is who has been so for a second."""
-        if self._node is None or self._options is None:
-            return
+        """The worker as it is now."""
+        self._blocked = blocked
+        if self._trading is not None:
+            self._trading.publish()
+
+    def _flags(self) -> Flag:
+        """Ready is who has been so for a second."""
         from fluxmesh.mesh.messages import Flag
 
-        now_s = self._clock.mono_s()
+        now_s, blocked = self._clock.mono_s(), self._blocked
         if blocked or self._draining:
             self._ready_since_s = None
         elif self._ready_since_s is None:
             self._ready_since_s = now_s
-        flags = Flag.STEALS if self._options.steal else Flag(0)
+        flags = Flag.STEALS if self._registration.donates else Flag(0)
         if self._ready_since_s is not None and now_s - self._ready_since_s >= READY_AFTER_S:
             flags |= Flag.READY
         if blocked:
             flags |= Flag.DEGRADED
         if self._draining:
             flags |= Flag.DRAINING
-        self._node.publish(queued=0, running=self._running(), flags=flags)
+        return flags
 
     def view(self, status: str) -> WorkerView:
         """What the next beat tells of this worker, and of the mesh if there is something new."""
@@ -285,13 +358,16 @@ class Meshing:
                 report = self._node.report(self._clock.mono_s())
             except Exception:  # the mesh is no ground to lose a lease by a beat that is not sent
                 _log.exception("mesh report failed")
-        return WorkerView(self._registration, status, self._running(), report)
+        affinity = self._sharing.to_tell() if self._sharing is not None else None
+        return WorkerView(self._registration, status, self._slots.occupied, report, affinity)
 
     def told(self, view: WorkerView, standing: Standing) -> None:
         """A beat has told it, and this is what storage thinks of the worker. One that is fenced hears so from
         the beat itself; of one that storage does not know yet the next beat knows more."""
         if self._node is not None and view.mesh is not None:
             self._node.reported(view.mesh, self._clock.mono_s())
+        if self._sharing is not None:
+            self._sharing.told(view.affinity, standing)
         claim = self._claim_asked
         if claim is not None and standing is Standing.GOOD and self._loop is not None:
             self._claim = self._claim_asked = None
@@ -304,6 +380,8 @@ class Meshing:
     def begin_leave(self) -> None:
         """Say goodbye while the worker drains."""
         self._draining = True
+        if self._sharing is not None:
+            self._sharing.close()
         if self._rejoin_timer is not None:
             self._rejoin_timer.cancel()
         if self._node is not None:
@@ -312,6 +390,8 @@ class Meshing:
     async def left(self, *, hurried: bool) -> None:
         """Return when the goodbye has spread, or the time for that is up; then the node is silent and closed.
         The grace period is the measure: what ends sooner than its jobs do has time for it."""
+        if self._trading is not None:
+            self._trading.close()
         if self._node is not None:
             patience_s = LEAVE_LEAST_S if hurried else max(LEAVE_LEAST_S, min(self._grace_s, LEAVE_MOST_S))
             await asyncio.to_thread(self._node.close_after, patience_s)

@@ -154,6 +154,7 @@ class Runner:
         if job.crashes >= ALONE_FROM_CRASHES:
             plan = self._isolation.alone(plan, job.task)
         run = Run(job, plan, Context(job, plan.options, self._notify), now + plan.timeout_s)
+        run.began = now
         self._table.add(run)
         self._deadlines.watch(run.deadline)
         if not plan.guided and plan.shape is not None:

@@ -20,6 +20,7 @@ from fluxmesh.worker.threads import Phase, ThreadCall
 
 if TYPE_CHECKING:
     from fluxmesh.worker.isolated.call import IsolatedCall
+    from fluxmesh.worker.stock import Stock
 
 NEVER: Final = float("inf")
 
@@ -53,6 +54,7 @@ class Run:
     """
 
     __slots__ = (
+        "began",
         "cancelled",
         "context",
         "deadline",
@@ -75,6 +77,7 @@ class Run:
         self.plan = plan
         self.context = context
         self.deadline = deadline  # of the loop's clock: the next at which something is to be done about it
+        self.began = 0.0  # of the loop's clock; 0: not known
         self.handle: asyncio.Task[None] | ThreadCall | IsolatedCall | None = None
         self.seated = True  # it occupies a slot
         self.ledger_at = NONE
@@ -98,6 +101,7 @@ class RunTable:
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.ledger: Ledger | None = None  # of whoever watches over this process
+        self.stock: Stock | None = None  # jobs that are owned as well, and not started
         self.runs: dict[str, Run] = {}
         self.on_change: Callable[[], None] | None = None  # a slot was freed or a body has ended
         # Async bodies whose task was made but whose first line was not reached yet. Whoever pops an entry,
@@ -180,6 +184,13 @@ class RunTable:
             self._strike(run)
         self.unseat(run)
 
+    def landed(self, job: ClaimedJob, stock: Stock) -> None:
+        """A job that was begun is in here now. The beat thread may have heard meanwhile that it is another's:
+        it says so to the stock first and looks in here then, as this looks there after the job came here."""
+        if stock.must_not_run(job):
+            self._withdraw((Owned(job.id, job.token),))
+        stock.landed(job)
+
     def bodies(self) -> list[Run]:
         """Runs whose bodies have not ended."""
         return [run for run in self.runs.values() if not run.ended]
@@ -190,12 +201,18 @@ class RunTable:
 
     # -- any thread ----------------------------------------------------------------------------------
     def owned(self) -> list[Owned]:
-        """What a beat presents."""
-        return [
+        """What a beat presents. A job comes from the stock into this table before it leaves the stock, so
+        it is missed by no look in this order."""
+        held = self.stock.owned() if self.stock is not None else None
+        owned = [
             Owned(run.job.id, run.job.token)
             for run in list(self.runs.values())
             if not (run.withdrawn or run.lost)
         ]
+        if held:
+            started = {item.id for item in owned}
+            owned += [item for item in held if item.id not in started]
+        return owned
 
     def on_threads(self) -> bool:
         """True while a body runs on a thread, whether or not the loop can hear of its end."""
@@ -215,6 +232,13 @@ class RunTable:
     def withdraw(self, lost: Iterable[Owned]) -> None:
         """These are another's by now: none of their bodies is entered any more. What has begun is for the
         loop to stop."""
+        lost = tuple(lost)
+        if self.stock is not None:
+            for item in lost:
+                self.stock.lose(item)
+        self._withdraw(lost)
+
+    def _withdraw(self, lost: Iterable[Owned]) -> None:
         for item in lost:
             run = self.runs.get(item.id)
             if run is None or run.job.token != item.token:

@@ -14,7 +14,7 @@ from fluxmesh.config import Settings
 from fluxmesh.errors import StorageUnreachable
 from fluxmesh.obs.log import get_logger
 from fluxmesh.scheduler.housekeeping import Housekeeper
-from fluxmesh.storage.base import Storage
+from fluxmesh.storage.base import WORK_POLL_S, Storage
 from fluxmesh.storage.values import Registration, Standing, WorkerRef
 from fluxmesh.submission import checked_name, checked_queue, checked_tier
 from fluxmesh.task import TaskRegistry
@@ -95,10 +95,9 @@ class Worker:
             beat_s=settings.beat_every_s,
             hostname=socket.gethostname(),
             pid=os.getpid(),
+            donates=config.mesh is None or config.mesh.steal,
         )
-        self._meshing = Meshing(
-            config, self._registration, settings.namespace, clock, lambda: self.running_count
-        )
+        self._meshing = Meshing(config, self._registration, settings.namespace, clock, self._table.slots)
         self._orphanage: Orphanage | None = None
         self._status = "ready"
         self._ref = WorkerRef(config.worker_id, 0)
@@ -232,7 +231,13 @@ class Worker:
             on_failure=self._on_failure,
             rng=self._rng,
             observer=self._observer,
+            stock=self._meshing.stock,
+            trade=self._meshing.trading,
+            takes=self._registration.donates,
+            poll_s=WORK_POLL_S - self._meshing.poll_jitter_s,
         )
+        self._table.stock = self._meshing.stock
+        self._meshing.give_to(self._fetcher.take)
         self._runner = Runner(
             self._loop,
             name=self.worker_id,
@@ -286,13 +291,13 @@ class Worker:
     # -- what the parts report ---------------------------------------------------------------------------
     def _on_report(self, report: BeatReport) -> None:
         for item in report.lost:
-            run = self._table.find(item.id, item.token)
-            if run is not None:
+            if (run := self._table.find(item.id, item.token)) is not None:
                 self._runner.lose(run)
         for item in report.cancelled:
-            run = self._table.find(item.id, item.token)
-            if run is not None:
+            if (run := self._table.find(item.id, item.token)) is not None:
                 self._runner.cancel(run)
+            else:
+                self._fetcher.refuse(item, "cancelled")
         if report.standing is Standing.FENCED:
             self._on_fenced()
         elif report.command != self._command:
@@ -351,6 +356,7 @@ class Worker:
                 _log.error("lease may have lapsed", worker=self.worker_id, hint="no beat reached storage")
                 if self._observer is not None:
                     self._observer(LeaseLapsed())
+                self._fetcher.look()  # it begins nothing now, and says so
             self._runner.interrupt_on_lapse()
             left_s = self._settings.beat_every_s / 4
         self._lapse_timer = self._loop.call_later(max(left_s, 0.001), self._watch_lease)

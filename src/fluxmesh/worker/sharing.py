@@ -1,0 +1,88 @@
+"""Which part of the work is this worker's own: what the ring says, told to storage with the beats.
+
+A change is told at once, but not more often than each NUDGE_GAP_S: when members come one after the other,
+each of them changes everybody's share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from fluxmesh.clock import Clock
+from fluxmesh.storage.values import Affinity, AffinityPart, Standing
+
+if TYPE_CHECKING:
+    from fluxmesh.mesh.node import MeshNode
+
+NUDGE_GAP_S: Final = 0.3
+AGAIN_S: Final = 60.0  # storage may have lost it with the worker's row
+_NONE: Final = Affinity()
+
+
+class Sharing:
+    """`ask_storage` has a beat sent at once. `to_tell` and `told` are for the thread that beats."""
+
+    def __init__(self, clock: Clock, ask_storage: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ask_storage = ask_storage
+        self._node: MeshNode | None = None
+        self._told: Affinity = _NONE
+        self._told_at_s = 0.0
+        self._over = False
+        self._lock = threading.Lock()
+        self._nudged_s = -NUDGE_GAP_S
+        self._timer: threading.Timer | None = None
+
+    def join(self, node: MeshNode) -> None:
+        self._node = node
+
+    def close(self) -> None:
+        """This worker has no part of its own any more."""
+        with self._lock:
+            self._over = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def changed(self) -> None:
+        """The ring is another. Any thread; never waits."""
+        with self._lock:
+            if self._over or self._timer is not None:
+                return
+            rest_s = self._nudged_s + NUDGE_GAP_S - self._clock.mono_s()
+            if rest_s > 0:
+                self._timer = threading.Timer(rest_s, self._nudge)
+                self._timer.daemon = True
+                self._timer.start()
+                return
+            self._nudged_s = self._clock.mono_s()
+        self._ask_storage()
+
+    def _nudge(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._nudged_s = self._clock.mono_s()
+        self._ask_storage()
+
+    def to_tell(self) -> Affinity | None:
+        """What the next beat shall say; None: storage knows."""
+        now = self._now()
+        again = now != _NONE and self._clock.mono_s() - self._told_at_s >= AGAIN_S
+        return now if again or now != self._told else None
+
+    def told(self, affinity: Affinity | None, standing: Standing) -> None:
+        """A beat has told it, and this is what storage thinks of the worker."""
+        if standing is not Standing.GOOD:
+            self._told = _NONE
+        elif affinity is not None:
+            self._told = affinity
+            self._told_at_s = self._clock.mono_s()
+
+    def _now(self) -> Affinity:
+        if self._node is None or self._over or not self._node.running:
+            return _NONE
+        weight, parts = self._node.affinity()
+        if not parts:
+            return _NONE
+        return Affinity(weight, tuple(AffinityPart(queues, slots, tasks) for queues, slots, tasks in parts))
