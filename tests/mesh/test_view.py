@@ -10,11 +10,11 @@ from fluxmesh.mesh.effects import MemberView
 from fluxmesh.mesh.messages import Flag, Load, Meta, NodeRef, Record, Standing
 from fluxmesh.mesh.options import NUMBERS
 from fluxmesh.mesh.ring import Ring
+from fluxmesh.mesh.roster import Roster
 from fluxmesh.mesh.view import (
     REPORT_MAX_BYTES,
     MemberReport,
     NodeReport,
-    Roster,
     decode_report,
     encode_report,
     essence,

@@ -1,8 +1,9 @@
 """A worker's node in the mesh: the shell around the core, on a thread of its own.
 
-The worker and its node talk over two bounded ways. To the node: the load as it is now, of several the last
-counts. From it: an immutable snapshot of the members, which any thread may read, and few calls (`on_fenced`),
-which whoever made the node carries to its own loop.
+The worker and its node talk over two bounded ways. To the node: the load and the wish for work as they are
+now, of several the last counts, and what became of a `Take`. From it: an immutable snapshot of the members,
+which any thread may read, and few calls (`on_fenced`, `on_take`, `on_share`), which whoever made the node
+carries to its own loop. Neither waits for the other.
 """
 
 from __future__ import annotations
@@ -11,44 +12,37 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
+
+import xxhash
 
 from fluxmesh.clock import system_clock
 from fluxmesh.errors import FluxMeshError
 from fluxmesh.mesh.carrier import Carrier
 from fluxmesh.mesh.delays import Weather
-from fluxmesh.mesh.effects import Emit, Join, MemberView, UpdateLoad
-from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef, Record
+from fluxmesh.mesh.effects import Emit, Join, Seek, Take, Took
+from fluxmesh.mesh.inbox import Inbox
+from fluxmesh.mesh.messages import TASKS_MAX, Address, Flag, Load, Meta, NodeRef, Offered, Record
 from fluxmesh.mesh.names import Lookup, Names, look_up
 from fluxmesh.mesh.options import DEFAULT_PORT, MeshWorker
 from fluxmesh.mesh.ports import Ports
+from fluxmesh.mesh.questions import NOTHING, Questions
+from fluxmesh.mesh.reports import Reporter, make_report, told_counters
+from fluxmesh.mesh.roster import Roster, Snapshot
 from fluxmesh.mesh.seal import SALT_BYTES
+from fluxmesh.mesh.shelf import EmptyShelf, Shelf, Store
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.thread import LoopThread
 from fluxmesh.mesh.told import Bounded, Tell
-from fluxmesh.mesh.view import (
-    NodeReport,
-    Roster,
-    Snapshot,
-    encode_report,
-    essence,
-    is_worth_telling,
-    member_report,
-)
 
 START_S: Final = 10.0
 LOOK_S: Final = 1.0  # so often the members are looked at anew, for loads and readiness
 LOOK_SOON_S: Final = 0.02  # after an event
 LEAVE_SLACK_S: Final = 1.0  # beyond what a leave takes by itself
 CLOSE_S: Final = 2.0
-REPORT_EVERY_S: Final = 3.0
-REPORT_LOADS_S: Final = 15.0  # if nothing but numbers of jobs has changed
-REPORT_AGAIN_S: Final = (
-    60.0  # an unchanged report is repeated: storage may have lost it with the worker's row
-)
-REPORT_MEMBERS: Final = 50  # of more members reports are rarer in proportion: all send one of that size
-_NOTHING: Final = Snapshot(0, (), (), frozenset(), {}, 0)
+TRY_S: Final = 1.0  # that the public verb `try_steal` waits to learn whether somebody was asked
 
 # Event of the core -> level, words of the log.
 _TOLD: Final[dict[str, tuple[str, str]]] = {
@@ -71,13 +65,17 @@ _TOLD: Final[dict[str, tuple[str, str]]] = {
 _QUIET: Final = frozenset({"meta", "surge", "forgotten", "probe_resolved", "seed_failed", "seed_reached"})
 
 
-class MeshNode:
+class MeshNode(Questions):
     """One node. `start` once, `leave` as often as you like, everything else at any time and from any thread.
 
-    `ports` are bound already and belong to the node from `start` on. `on_fenced` is called on the node's
-    thread when somebody says that a run of this id with a higher epoch is there, with that claim: the node
-    then ends by itself, whoever was right, and knows no members any more. `on_event` hears of every event
-    there, and must be quick.
+    `ports` are bound already and belong to the node from `start` on. On the node's thread, and to be quick:
+    `on_fenced` is called when somebody says that a run of this id with a higher epoch is there, with that
+    claim: the node then ends by itself, whoever was right, and knows no members any more. `on_take` is called
+    with jobs of a peer that storage is to transfer to this worker, whose answer is `took`; `on_share` when
+    `affinity` has changed; `on_event` hears of every event.
+
+    `shelf` is what others may take; `store` what the public verbs reach of the buffer; `stock_figures` its
+    figures, if `store` is not given; `tasks` are the names of what this worker can run.
     """
 
     def __init__(
@@ -93,21 +91,38 @@ class MeshNode:
         tell: Tell,
         on_fenced: Callable[[Record], None] = lambda _: None,
         on_event: Callable[[Emit], None] | None = None,
+        shelf: Shelf | None = None,
+        store: Store | None = None,
+        stock_figures: Callable[[], dict[str, int]] | None = None,
+        tasks: tuple[str, ...] = (),
+        on_take: Callable[[NodeRef, tuple[Offered, ...]], None] | None = None,
+        on_share: Callable[[], None] = lambda: None,
         lookup: Lookup = look_up,
         weather: Weather | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        super().__init__(
+            me=NodeRef(worker_id, epoch),
+            meta=meta,
+            address=address,
+            inbox=Inbox(Load(worker_id, epoch, 0, capacity=meta.capacity), self._post_told),
+            receive_buffer_bytes=ports.receive_buffer_bytes,
+            counted=self._counts,
+            figures=stock_figures or (dict if store is None else store.figures),
+        )
         self._options = options
         self._timing = options.timing()
         self._ports = ports
-        self._address = address
-        self._me = NodeRef(worker_id, epoch)
-        self._meta = meta
         self._label = label
         self._lines = Bounded(tell, system_clock().mono_s)
         self._tell = self._lines.tell
         self._on_fenced = on_fenced
+        self._on_take = on_take
+        self._on_share = on_share
         self._listener = on_event
+        self._shelf: Shelf = shelf or EmptyShelf()
+        self._store = store
+        self._tasks = tasks if len(tasks) <= TASKS_MAX else ()
         self._lookup = lookup
         self._weather = weather
         self._rng = rng or random.Random(int.from_bytes(os.urandom(16), "big"))
@@ -117,17 +132,10 @@ class MeshNode:
         self._started = False
         self._ended = False
         self._silenced = False
-        self._load = Load(worker_id, epoch, 0, capacity=meta.capacity)
-        self._posted = False
-        self._published = False
-        self._roster = Roster(self._me, meta)
-        self._snapshot = _NOTHING
+        self._roster = Roster(self._me, meta, tasks)
         self._is_fenced = False
         self._core_counts: dict[str, int] = {}
-        self._report_sent: bytes | None = None
-        self._report_told: NodeReport | None = None
-        self._report_pending: NodeReport | None = None
-        self._report_at_s = 0.0
+        self._reporter = Reporter()
         # On the node's thread:
         self._carrier: Carrier | None = None
         self._core: Swim | None = None
@@ -192,132 +200,118 @@ class MeshNode:
         self.close_after(0.0)
 
     @property
-    def me(self) -> NodeRef:
-        return self._me
-
-    @property
-    def address(self) -> Address:
-        """Where others reach it."""
-        return self._address
-
-    @property
     def running(self) -> bool:
         return self._started and not self._thread.over
 
-    # -- what the worker tells -----------------------------------------------------------------------------
-    def publish(self, *, queued: int, running: int, flags: Flag) -> None:
-        """The load as it is now. Never waits; of several the last counts."""
-        load = Load(
-            self._me.worker_id,
-            self._me.epoch,
-            0,
-            queued=queued,
-            running=running,
-            capacity=self._meta.capacity,
-            flags=int(flags),
+    # -- what the worker tells: never waits ----------------------------------------------------------------
+    def publish(
+        self,
+        *,
+        queued: int,
+        running: int,
+        flags: Flag,
+        stealable: int = 0,
+        best_tier: int = 3,
+        run_ms: int = 1_000,
+    ) -> None:
+        """The load as it is now; of several the last counts. `stealable` of the `queued` jobs others may
+        have, the best of them of `best_tier`."""
+        self._inbox.put_load(
+            Load(
+                self._me.worker_id,
+                self._me.epoch,
+                0,
+                queued=queued,
+                running=running,
+                capacity=self._meta.capacity,
+                stealable=stealable,
+                best_tier=best_tier,
+                run_ms=run_ms,
+                flags=int(flags),
+            )
         )
-        with self._lock:
-            if load == self._load:
-                return
-            self._load = load
-            self._published = True
-            if self._posted:
-                return
-            self._posted = True
-        if not self._thread.post(self._take_load):
-            self._posted = False
 
-    # -- what it knows -------------------------------------------------------------------------------------
-    def members(self) -> tuple[MemberView, ...]:
-        """The others as this node saw them when it last looked, a second ago at most."""
-        return self._snapshot.members
+    def seek(self, want: int) -> None:
+        """This worker could use so many jobs more, and found none to claim; 0: it needs none. The wish stands
+        until the next one, less what was got meanwhile."""
+        self._inbox.put_wish(want)
 
-    @property
-    def snapshot(self) -> Snapshot:
-        return self._snapshot
+    def took(self, peer: NodeRef, jobs: Sequence[Offered], got: Sequence[Offered]) -> None:
+        """The answer to `on_take`, with its `jobs`: `got` are those that storage gave us."""
+        self._inbox.put_took(Took(peer, tuple(jobs), tuple(got)))
 
-    def preferred_worker(self, key: str, *, queue: str | None = None) -> str | None:
-        """Who owns a key on the ring of a queue (default: the worker's first). None: nobody is on it."""
-        ring = self._snapshot.rings.get(self._meta.queues[0] if queue is None else queue)
-        return None if ring is None else ring.owner(key)
+    # -- verbs for the user --------------------------------------------------------------------------------
+    def should_prefetch(self) -> bool:
+        """Whether more should be held than is: the next claim would hold some."""
+        return bool(self._figures().get("should_prefetch"))
 
-    def is_affinity_owner(self, key: str, *, queue: str | None = None) -> bool:
-        """Whether that is this worker."""
-        return self.preferred_worker(key, queue=queue) == self._me.worker_id
+    def prefetch(self, jobs: Sequence[Any]) -> int:
+        """Hold these jobs, which this worker has claimed (ClaimedJob), to be begun later; how many that are.
+        Raises FluxMeshError if not all fit: the rest are still the caller's to give back."""
+        held = self._store.prefetch(jobs) if self._store is not None else 0
+        if held < len(jobs):
+            raise FluxMeshError(
+                f"the local buffer took {held:,} of {len(jobs):,} jobs and is full",
+                hint="give the rest back to storage, or hold fewer: mesh_local_buffer",
+            )
+        return held
 
-    def cluster_info(self) -> dict[str, Any]:
-        """Peers that live, or may, and this worker with them: capacity and load of all. `local_buffer_len`
-        and `adaptive_prefetch` are what is held here, and what one claim may hold beyond its free slots."""
-        peers = list(self._snapshot.peers())
-        loads = [view.load for view in peers if view.load is not None] + [self._load]
-        return {
-            "worker_id": self._me.worker_id,
-            "epoch": self._me.epoch,
-            "address": f"{self._address.host}:{self._address.port}",
-            "peer_count": len(peers),
-            "total_capacity": sum(view.meta.capacity for view in peers if view.meta) + self._meta.capacity,
-            "total_load": sum(load.running + load.queued for load in loads),
-            "total_buffered": sum(load.queued for load in loads),
-            "local_buffer_len": self._load.queued,
-            "adaptive_prefetch": 0,
-            "ring_members": sorted(self._snapshot.in_ring),
-        }
+    def pop_local(self) -> Any | None:
+        """Take the job out of the buffer that this worker would begin next, or None. It is still held in
+        storage: whoever has it has to begin it, or give it back."""
+        return None if self._store is None else self._store.pop()
 
-    def metrics(self) -> dict[str, int]:
-        """Counters since the start: buffer and stealing (nothing is held or stolen yet), the ring, events by
-        kind, the protocol, the wire."""
-        counts = {
-            "prefetch_count": 0,
-            "prefetch_jobs": 0,
-            "local_pops": 0,
-            "steals_initiated": 0,
-            "steals_succeeded": 0,
-            "jobs_stolen_in": 0,
-            "jobs_stolen_out": 0,
-            "ring_recalculations": self._snapshot.ring_recalculations,
-            "receive_buffer_bytes": self._ports.receive_buffer_bytes,
-        }
-        return {**counts, **self._core_counts}
+    def should_steal(self) -> bool:
+        """Whether this worker is hungry: it wants jobs, and found none to claim."""
+        return self._inbox.wish > 0
 
+    def try_steal(self) -> bool:
+        """Ask one peer for work now; True if somebody is asked. Nobody is, unless this worker is hungry, has
+        no request under way, and knows of a surplus."""
+        if not self.should_steal():
+            return False
+        answer: Future[bool] = Future()
+        if not self._thread.post(self._try_steal, answer):
+            return False
+        try:
+            return answer.result(TRY_S)
+        except TimeoutError:
+            return False
+
+    # -- what storage is told ------------------------------------------------------------------------------
     def report(self, now_s: float) -> bytes | None:
         """What the next beat shall tell storage of the mesh; None: nothing new, b"": nothing any more.
-        `now_s`: monotonic; both calls by one thread."""
+        `now_s`: monotonic; this and the next two calls by one thread."""
         if not self._started:
             return None
         if self._thread.over:
-            return None if self._report_sent in (None, b"") else b""
+            return self._reporter.end()
         snapshot = self._snapshot
-        stretch = max(1.0, len(snapshot.members) / REPORT_MEMBERS)
-        waited_s = (now_s - self._report_at_s) / stretch
-        if self._report_told is not None and waited_s < REPORT_EVERY_S:
+        if self._reporter.is_early(len(snapshot.members), now_s):
             return None
-        report = self._full_report(snapshot)
-        if self._report_told is not None and waited_s < REPORT_AGAIN_S:
-            told = self._report_told
-            same = essence(report, loads=False) == essence(told, loads=False)
-            if same and (
-                waited_s < REPORT_LOADS_S or essence(report, loads=True) == essence(told, loads=True)
-            ):
-                return None
-        self._report_pending = report
-        return encode_report(report)
+        report = make_report(snapshot, self.metrics(), self._figures(), wall_zero_s=self._wall_zero_s)
+        return self._reporter.due(report, len(snapshot.members), now_s)
 
     def reported(self, report: bytes, now_s: float) -> None:
         """Storage has this report."""
-        self._report_sent = report
-        self._report_told = self._report_pending
-        self._report_at_s = now_s
+        self._reporter.told(report, now_s)
 
-    def _full_report(self, snapshot: Snapshot) -> NodeReport:
-        rows = [
-            member_report(
-                view, in_ring=view.record.worker_id in snapshot.in_ring, wall_zero_s=self._wall_zero_s
-            )
-            for view in (*snapshot.members, *snapshot.me)
-            if is_worth_telling(view, snapshot.taken_ns)
-        ]
-        rows.sort(key=lambda row: row.worker_id)
-        return NodeReport(members_total=len(rows), members=tuple(rows))
+    def has_news(self, now_s: float) -> bool:
+        """Whether a beat now would tell counters that changed: worth one out of turn."""
+        if not self.running:
+            return False
+        members = len(self._snapshot.members)
+        if self._reporter.is_early(members, now_s):
+            return False
+        return self._reporter.has_news(told_counters(self.metrics()), members, now_s)
+
+    def _counts(self) -> dict[str, int]:
+        """The counters of the core as of now: a copy is one step of the interpreter."""
+        core = self._core
+        if core is None or self._thread.over:
+            return self._core_counts
+        now = {name.replace(" ", "_"): count for name, count in core.voice.counts.copy().items()}
+        return {**self._core_counts, **now}
 
     # -- on its own thread -----------------------------------------------------------------------------------
     async def _main(self, ready: Callable[[], None]) -> None:
@@ -334,6 +328,10 @@ class MeshNode:
             rng=self._rng,
             steal_threshold=options.steal_threshold,
             steal_batch=options.steal_batch,
+            steals=options.steal,
+            steal_rate_limit=options.steal_rate_limit,
+            shelf=self._shelf,
+            tasks=tuple(xxhash.xxh3_64_intdigest(task.encode()) for task in self._tasks),
         )
         self._core = core
         carrier = Carrier(
@@ -346,7 +344,7 @@ class MeshNode:
             rng=self._rng,
             tell=self._tell,
             on_event=self._on_event,
-            on_take=lambda _: None,
+            on_take=self._take,
             weather=self._weather,
         )
         self._carrier = carrier
@@ -364,8 +362,7 @@ class MeshNode:
                 },
             )
             carrier.command(Join())
-            if self._published:
-                self._take_load()  # told before there was anybody to hear it
+            self._take_told()  # before there was anybody to hear it
             self._look_now()
             ready()
             if not self._silenced:
@@ -375,7 +372,7 @@ class MeshNode:
                 self._look.cancel()
             self._core_counts = carrier.counters()
             if self._is_fenced:
-                self._snapshot = _NOTHING
+                self._show(NOTHING)
             await carrier.close()
             self._lines.end()
 
@@ -388,14 +385,37 @@ class MeshNode:
     def _abandon(self) -> None:
         self._gone.set()
 
-    def _take_load(self) -> None:
-        with self._lock:
-            self._posted = False
-            load = self._load
-        if self._carrier is not None:
-            self._carrier.command(UpdateLoad(load))
-            if load.flags != self._flags_seen:
-                self._look_soon()
+    def _post_told(self) -> bool:
+        return self._thread.post(self._take_told)
+
+    def _take_told(self) -> None:
+        carrier = self._carrier
+        if carrier is None:
+            return
+        for command in self._inbox.take():
+            carrier.command(command)
+        if self._inbox.load.flags != self._flags_seen:
+            self._look_soon()
+
+    def _take(self, take: Take) -> None:
+        """Hand it to the worker. Without one, or if that fails, nothing was got."""
+        if self._on_take is None:
+            self.took(take.peer, take.jobs, ())
+            return
+        try:
+            self._on_take(take.peer, take.jobs)
+        except Exception as error:  # not raised: what else the core asked for is still to be done
+            self._tell("error", "mesh step failed", {"error": f"{type(error).__name__}: {error}"})
+            self.took(take.peer, take.jobs, ())
+
+    def _try_steal(self, answer: Future[bool]) -> None:
+        core, carrier = self._core, self._carrier
+        before = after = 0
+        if core is not None and carrier is not None:
+            before = core.voice.counts.get("steals_initiated", 0)
+            carrier.command(Seek(self._inbox.wish))
+            after = core.voice.counts.get("steals_initiated", 0)
+        answer.set_result(after > before)
 
     def _on_event(self, event: Emit) -> None:
         told = _TOLD.get(event.kind)
@@ -429,11 +449,17 @@ class MeshNode:
             return
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_now)
         now_ns = self._carrier.now_ns()
-        self._flags_seen = self._load.flags
-        self._snapshot = self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns)
+        self._flags_seen = self._inbox.load.flags
         self._core_counts = self._carrier.counters()
+        self._show(self._roster.look(self._core.members(now_ns), self._flags_seen, now_ns))
         self._carrier.tell_refusals()
         self._lines.look()
+
+    def _show(self, snapshot: Snapshot) -> None:
+        has_changed = snapshot.share != self._snapshot.share
+        self._snapshot = snapshot
+        if has_changed:
+            self._on_share()
 
     def _step_failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A defect. It is told, and the node goes on with what comes next."""

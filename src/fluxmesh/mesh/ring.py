@@ -4,12 +4,16 @@ Each worker has `virtual_nodes` points, xxh3_64("{worker_id}-{i}") for i from 0.
 equal size; slot s begins at s << 52, a key lies in slot xxh3_64(key) >> 52, and a slot belongs to the worker
 of the first point at or after its beginning, clockwise. Of two equal points that of the lower worker id
 counts. (Karger et al., Consistent hashing and random trees, 1997; the slots are ours.)
+
+A worker that has too much passes its slots on: each by hashing the slot again, so that they go to all others
+and not to the neighbour, who would be the next to have too much. (The bound is that of Mirrokni, Thorup and
+Zadimoghaddam, Consistent hashing with bounded loads, 2016; the way to the next one is ours.)
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 from itertools import groupby
 from typing import Final
@@ -19,7 +23,7 @@ from msgspec import Struct
 
 from fluxmesh.affinity import SLOT_BITMAP_BYTES, SLOTS
 
-CANDIDATES_TRIED: Final = 64  # hashes of a key, for its candidates
+CANDIDATES_TRIED: Final = 64  # hashes of a slot, for those to whom it may be passed on
 _SHIFT: Final = 64 - 12
 _NOWHERE: Final = 1 << 64  # beyond every point
 _hash: Final = xxhash.xxh3_64_intdigest
@@ -46,23 +50,32 @@ def _points(worker_id: str, virtual_nodes: int) -> array[int]:
 
 
 class Ring:
-    """A pure function of the set of members: {worker_id: virtual_nodes}, in whatever order.
+    """A pure function of the set of members, {worker_id: virtual_nodes}, in whatever order, and of those of
+    them that are `over` the bound of load and pass their slots on. If all are, nobody does.
 
-    Never changed; another set is another ring. Its table is made at the first question.
+    Never changed; other sets are another ring. Its table is made at the first question.
     """
 
-    def __init__(self, members: Mapping[str, int]) -> None:
+    def __init__(self, members: Mapping[str, int], over: Set[str] = frozenset()) -> None:
         self.members: Final = dict(sorted(members.items()))
+        self.over: Final = frozenset(over & self.members.keys())
+        self._drawn: list[str] = []  # without regard to load
         self._table: list[str] = []
+
+    def passing(self, over: Set[str]) -> Ring:
+        """The ring of the same members where these are over the bound."""
+        ring = Ring(self.members, over)
+        ring._drawn = self._drawn
+        return ring
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ring) and self.members == other.members
+        return isinstance(other, Ring) and (self.members, self.over) == (other.members, other.over)
 
     def __hash__(self) -> int:
-        return hash(tuple(self.members.items()))
+        return hash((tuple(self.members.items()), self.over))
 
     def owner(self, key: str) -> str | None:
         """The worker to whom the key belongs; None if there is no worker with points."""
@@ -99,20 +112,45 @@ class Ring:
         return {worker_id: count / SLOTS for worker_id, count in counts.items()}
 
     def candidates(self, key: str) -> Iterator[str]:
-        """The owner, then others to whom the key may be passed on, each once: by hashing again with another
-        seed, so that the keys of one owner go to all others and not to its neighbour. Not necessarily all."""
+        """The owner, then others to whom the key would be passed on, each once. Not necessarily all, and none
+        that is over the bound, unless all are."""
         table = self._table or self._made()
-        hashed = key.encode()
-        seen: set[str] = set()
-        for seed in range(CANDIDATES_TRIED if table else 0):
-            worker_id = table[_hash(hashed, seed) >> _SHIFT]
+        if not table:
+            return
+        slot = _hash(key.encode()) >> _SHIFT
+        owner = table[slot]
+        yield owner
+        seen = {owner, *(() if len(self.over) == len(self.members) else self.over)}
+        for worker_id in self._next_of(slot):
             if worker_id not in seen:
                 seen.add(worker_id)
                 yield worker_id
-                if len(seen) == len(self.members):
-                    return
+
+    def _next_of(self, slot: int) -> Iterator[str]:
+        """Whose points the hashes of a slot meet, one after another."""
+        hashed = slot.to_bytes(2, "big")
+        for seed in range(1, CANDIDATES_TRIED + 1):
+            yield self._drawn[_hash(hashed, seed) >> _SHIFT]
 
     def _made(self) -> list[str]:
+        drawn = self._drawn = self._drawn or self._draw()
+        over = self.over
+        if not over or len(over) == len(self.members):
+            self._table = drawn
+            return drawn
+        others = [worker_id for worker_id in self.members if worker_id not in over]
+        self._table = [
+            self._passed_on(slot, others) if owner in over else owner for slot, owner in enumerate(drawn)
+        ]
+        return self._table
+
+    def _passed_on(self, slot: int, others: list[str]) -> str:
+        for worker_id in self._next_of(slot):
+            if worker_id not in self.over:
+                return worker_id
+        return others[_hash(slot.to_bytes(2, "big")) % len(others)]  # they have hardly a point
+
+    def _draw(self) -> list[str]:
         nearest = [_NOWHERE] * SLOTS
         owners = [""] * SLOTS
         for (
@@ -128,5 +166,5 @@ class Ring:
         if following:
             for slot in range(SLOTS - 1, -1, -1):  # a slot without a point belongs to the next one's first
                 following = owners[slot] = owners[slot] or following
-            self._table = owners
-        return self._table
+            return owners
+        return []

@@ -7,7 +7,7 @@ copies in one step of the interpreter what is to be looked at, and never waits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from fluxmesh.mesh.messages import NodeRef, Offer, Offered, Steal
 
@@ -35,3 +35,22 @@ class EmptyShelf:
 
     def taken(self, jobs: Sequence[Offered], thief: NodeRef) -> int:
         return 0
+
+
+class Store(Protocol):
+    """What the public verbs of a node reach of its worker's buffer, from any thread. A job is a ClaimedJob of
+    storage, which the mesh does not look into."""
+
+    def prefetch(self, jobs: Sequence[Any]) -> int:
+        """Hold these jobs, which this worker has claimed; how many fit, from the first on."""
+        ...
+
+    def pop(self) -> Any | None:
+        """Take the hottest job out, or None. It is still held in storage: whoever has it has to begin it."""
+        ...
+
+    def figures(self) -> dict[str, int]:
+        """Counters since the start, and how things stand: `buffered` jobs are held, `adaptive_prefetch` one
+        claim may hold beyond its free slots, `should_prefetch` (0 or 1) more should be held, `should_steal`
+        others are to be asked."""
+        ...

@@ -191,7 +191,6 @@ class Swim:
             "health_score": self.voice.health.score,
             "relays_open": len(self.prober.relays),
             "calls_open": len(self.voice.calls),
-            "steal_wish": self.thief.wish,
         }
 
     # --- datagrams --------------------------------------------------------------------------------------

@@ -1,27 +1,22 @@
-"""What a node makes of its members: who is on the ring of which queue, the figures of the cluster, and the
-report that goes to storage for those who stand outside.
-
-Pure: members as the core sees them in, values out.
-"""
+"""The mesh as one node tells storage of it, for those who stand outside. Pure: members as the core sees them
+in, values out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from fluxmesh.mesh.effects import MemberView
-from fluxmesh.mesh.messages import Flag, Meta, NodeRef, Standing
-from fluxmesh.mesh.ring import Ring
+from fluxmesh.mesh.messages import Flag, Standing
 from fluxmesh.mesh.timing import LOAD_STALE_MS, S
 
 REPORT_VERSION: Final = 1
 REPORT_MAX_BYTES: Final = 60 << 10  # storage takes 64 KiB
 GONE_TOLD_NS: Final = 3_600 * S
 _FLAG_NAMES: Final = ((Flag.READY, "ready"), (Flag.DRAINING, "draining"), (Flag.DEGRADED, "degraded"))
-_IN_RING: Final = frozenset({Standing.ALIVE, Standing.SUSPECT})
+LIVING: Final = frozenset({Standing.ALIVE, Standing.SUSPECT})
 
 
 class MemberReport(Struct, frozen=True, kw_only=True):
@@ -48,7 +43,8 @@ class MemberReport(Struct, frozen=True, kw_only=True):
 class NodeReport(Struct, frozen=True, kw_only=True):
     """The mesh as one worker sees it, itself among the members. `members_total` is more than there are
     members here if they did not fit. `jobs_stolen_…`: taken from others by the mesh, and given to them.
-    `counters`: as `MeshNode.metrics` has them, those of the buffer, of stealing and of affinity."""
+    `counters`: as `MeshNode.metrics` has them, those of the buffer, of stealing and of affinity. `over`: the
+    workers that pass their slots on for they have too much, by queue."""
 
     report: int = REPORT_VERSION
     members_total: int
@@ -58,6 +54,7 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     counters: dict[str, int] = {}
     buffered: int = 0
     adaptive_prefetch: int = 0
+    over: dict[str, tuple[str, ...]] = {}
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -89,84 +86,10 @@ def decode_report(data: bytes) -> NodeReport | None:
     return report if report.report == REPORT_VERSION else None
 
 
-class Snapshot(Struct, frozen=True):
-    """The others, and ourselves, at one instant. `in_ring` names the workers that have their place; `rings`
-    are by queue."""
-
-    taken_ns: int
-    members: tuple[MemberView, ...]
-    me: tuple[MemberView, ...]  # one; none before the first look
-    in_ring: frozenset[str]
-    rings: Mapping[str, Ring]
-    ring_recalculations: int
-
-    def peers(self) -> Iterable[MemberView]:
-        """Members that live, or may."""
-        return (view for view in self.members if view.record.standing in _IN_RING)
-
-
-class Roster:
-    """Who is on the rings, which needs a memory: a member enters once it has answered us directly and says
-    that it is ready (its view is eligible), and stays, suspect and degraded as it may be, until it is dead,
-    has left or drains. So a stall of seconds moves no key, and back again."""
-
-    def __init__(self, me: NodeRef, meta: Meta) -> None:
-        self._me = me
-        self._meta = meta
-        self._entered: dict[str, int] = {}  # worker id -> epoch
-        self._rings: dict[str, tuple[dict[str, int], Ring]] = {}
-        self._recalculations = 0
-
-    def look(self, members: Sequence[MemberView], flags: int, now_ns: int) -> Snapshot:
-        """`members` as the core lists them; `flags` are our own."""
-        me = tuple(view for view in members if view.record.worker_id == self._me.worker_id)
-        members = tuple(view for view in members if view.record.worker_id != self._me.worker_id)
-        entered: dict[str, int] = {}
-        weights: dict[str, dict[str, int]] = {queue: {} for queue in self._meta.queues}
-        if flags & Flag.READY and not flags & Flag.DRAINING:
-            entered[self._me.worker_id] = self._me.epoch
-            _place(weights, self._me.worker_id, self._meta)
-        for view in members:
-            if self._belongs(view):
-                entered[view.record.worker_id] = view.record.epoch
-                if view.meta is not None:
-                    _place(weights, view.record.worker_id, view.meta)
-        self._entered = entered
-        rings = {queue: self._ring(queue, of_queue) for queue, of_queue in weights.items()}
-        self._rings = {queue: self._rings[queue] for queue in rings}
-        return Snapshot(now_ns, members, me, frozenset(entered), rings, self._recalculations)
-
-    def _belongs(self, view: MemberView) -> bool:
-        record, load = view.record, view.load
-        if record.standing not in _IN_RING or view.meta is None:
-            return False
-        if self._entered.get(record.worker_id) != record.epoch:
-            return view.eligible and record.standing == Standing.ALIVE
-        known = load is not None and load.epoch == record.epoch and load.age_ms <= LOAD_STALE_MS
-        return not (load is not None and known and load.flags & Flag.DRAINING)
-
-    def _ring(self, queue: str, weights: dict[str, int]) -> Ring:
-        known = self._rings.get(queue)
-        if known is not None and known[0] == weights:
-            return known[1]
-        ring = Ring(weights)
-        self._rings[queue] = (weights, ring)
-        self._recalculations += 1
-        return ring
-
-
-def _place(weights: dict[str, dict[str, int]], worker_id: str, meta: Meta) -> None:
-    for queue in meta.queues:
-        weights.setdefault(queue, {})[worker_id] = meta.virtual_nodes
-
-
-# -- reports ---------------------------------------------------------------------------------------------
-
-
 def is_worth_telling(view: MemberView, now_ns: int) -> bool:
     """Who lives, or has gone within the last hour. The core remembers the gone for a day; a fleet that is
     deployed often, each time under new names, would show little else."""
-    return view.record.standing in _IN_RING or now_ns - view.since_ns < GONE_TOLD_NS
+    return view.record.standing in LIVING or now_ns - view.since_ns < GONE_TOLD_NS
 
 
 def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> MemberReport:
@@ -195,11 +118,13 @@ def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> Mem
 
 def essence(report: NodeReport, *, loads: bool) -> NodeReport:
     """For comparing two of them: without round trips, which are never the same twice, and without the numbers
-    of jobs unless `loads`."""
+    of jobs unless `loads`: those that are held here as well, and those of the members."""
     quiet = tuple(
         msgspec.structs.replace(member, rtt_ms=None)
         if loads
         else msgspec.structs.replace(member, rtt_ms=None, queued=None, running=None)
         for member in report.members
     )
-    return msgspec.structs.replace(report, members=quiet)
+    if loads:
+        return msgspec.structs.replace(report, members=quiet)
+    return msgspec.structs.replace(report, members=quiet, buffered=0, adaptive_prefetch=0)

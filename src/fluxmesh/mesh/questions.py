@@ -1,0 +1,143 @@
+"""What a node can be asked, by any thread: all of it from an immutable snapshot, and from counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from fluxmesh.affinity import slot_of
+from fluxmesh.mesh.effects import MemberView
+from fluxmesh.mesh.inbox import Inbox
+from fluxmesh.mesh.messages import Address, Meta, NodeRef
+from fluxmesh.mesh.ring import Ring
+from fluxmesh.mesh.roster import Share, Snapshot
+
+NOTHING: Final = Snapshot(0, (), (), frozenset(), {}, 0)
+# How the stock stands; its other figures are counters.
+STANDS: Final = frozenset({"buffered", "adaptive_prefetch", "should_prefetch", "should_steal"})
+_ZEROS: Final = dict.fromkeys(
+    (
+        "prefetch_count",
+        "prefetch_jobs",
+        "local_pops",
+        "steals_initiated",
+        "steals_succeeded",
+        "jobs_stolen_in",
+        "jobs_stolen_out",
+        "ring_recalculations",
+    ),
+    0,
+)
+_slot_of_task: Final = lru_cache(maxsize=4_096)(slot_of)
+
+
+class Questions:
+    """The part of a node that answers. `counted`: what its carrier and core have counted; `figures`: what the
+    worker's stock has (its counters, and STANDS)."""
+
+    def __init__(
+        self,
+        *,
+        me: NodeRef,
+        meta: Meta,
+        address: Address,
+        inbox: Inbox,
+        receive_buffer_bytes: int,
+        counted: Callable[[], dict[str, int]],
+        figures: Callable[[], dict[str, int]],
+    ) -> None:
+        self._me = me
+        self._meta = meta
+        self._address = address
+        self._inbox = inbox
+        self._receive_buffer_bytes = receive_buffer_bytes
+        self._counted = counted
+        self._figures = figures
+        self._snapshot = NOTHING
+
+    @property
+    def me(self) -> NodeRef:
+        return self._me
+
+    @property
+    def address(self) -> Address:
+        """Where others reach it."""
+        return self._address
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def members(self) -> tuple[MemberView, ...]:
+        """The others as this node saw them when it last looked, a second ago at most."""
+        return self._snapshot.members
+
+    # -- the ring ------------------------------------------------------------------------------------------
+    def preferred_worker(self, key: str, *, queue: str | None = None) -> str | None:
+        """Who owns a key on the ring of a queue (default: the worker's first). None: nobody is on it."""
+        ring = self._ring_of(queue)
+        return None if ring is None else ring.owner(key)
+
+    def is_affinity_owner(self, key: str, *, queue: str | None = None) -> bool:
+        """Whether that is this worker."""
+        return self.preferred_worker(key, queue=queue) == self._me.worker_id
+
+    def _ring_of(self, queue: str | None) -> Ring | None:
+        return self._snapshot.rings.get(self._meta.queues[0] if queue is None else queue)
+
+    def affinity(self) -> Share:
+        """The part of the work that is this worker's before others': what storage is to be told."""
+        return self._snapshot.share
+
+    def owns(self, queue: str, task: str, slot: int | None) -> bool | None:
+        """Whether a job is this worker's by the ring: by its slot, or without one by that of its task. None:
+        nobody but this worker is on the ring of that queue, or nobody at all."""
+        ring = self._snapshot.rings.get(queue)
+        if ring is None or len(ring) < 2:
+            return None
+        return ring.owner_of_slot(_slot_of_task(task) if slot is None else slot) == self._me.worker_id
+
+    def owns_of(self, worker_id: str, queue: str, task: str, slot: int | None) -> bool:
+        """The same of another worker; False where there is no ring."""
+        ring = self._snapshot.rings.get(queue)
+        if ring is None or len(ring) < 2:
+            return False
+        return ring.owner_of_slot(_slot_of_task(task) if slot is None else slot) == worker_id
+
+    def claim_share(self) -> float:
+        """This worker's part of the capacity of all that live, of those that serve a queue of it: 1 for one
+        alone."""
+        return self._snapshot.claim_share
+
+    # -- figures -------------------------------------------------------------------------------------------
+    def cluster_info(self) -> dict[str, Any]:
+        """Peers that live, or may, and this worker with them: capacity and load of all. `local_buffer_len`
+        and `adaptive_prefetch` are what is held here, and what one claim may hold beyond its free slots."""
+        peers = list(self._snapshot.peers())
+        own = self._inbox.load
+        loads = [view.load for view in peers if view.load is not None] + [own]
+        figures = self._figures()
+        return {
+            "worker_id": self._me.worker_id,
+            "epoch": self._me.epoch,
+            "address": f"{self._address.host}:{self._address.port}",
+            "peer_count": len(peers),
+            "total_capacity": sum(view.meta.capacity for view in peers if view.meta) + self._meta.capacity,
+            "total_load": sum(load.running + load.queued for load in loads),
+            "total_buffered": sum(load.queued for load in loads),
+            "local_buffer_len": figures.get("buffered", own.queued),
+            "adaptive_prefetch": figures.get("adaptive_prefetch", 0),
+            "ring_members": sorted(self._snapshot.in_ring),
+        }
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since the start: buffer and stealing, the ring, events by kind, the protocol, the wire."""
+        figures = self._figures()
+        return {
+            **_ZEROS,
+            "receive_buffer_bytes": self._receive_buffer_bytes,
+            **self._counted(),
+            "ring_recalculations": self._snapshot.ring_recalculations,
+            **{name: count for name, count in figures.items() if name not in STANDS},
+        }
