@@ -49,8 +49,11 @@ class Books:
         self.ready = [0] * TIERS
         self.places: Counter[Place] = Counter()
         self.verbs: Counter[str] = Counter()
+        self.releases: Counter[str] = Counter()  # by reason
         self.moved_to: Counter[NodeRef] = Counter()  # jobs, by transfer
         self.moved_from: Counter[NodeRef] = Counter()
+        self.most_hops = 0
+        self.last_move_ns = 0
         self.checks = 0
 
     # -- what storage tells ------------------------------------------------------------------------------
@@ -139,6 +142,9 @@ class Books:
             assert change.by is not None
             self.moved_from[account.owner] += 1
             self.moved_to[change.by] += 1
+            self.last_move_ns = now
+        if verb == "release":
+            self.releases[change.why.partition(",")[0]] += 1
         if verb == "release" and change.why.startswith(("lapsed", "death")):
             account.reaps += account.place is Place.RUNNING
             if change.why.startswith("lapsed") and account.owner is not None:
@@ -147,6 +153,7 @@ class Books:
         account.token = change.token
         if verb in {"transfer", "take_held"}:
             account.hops += 1
+            self.most_hops = max(self.most_hops, account.hops)
         if verb in {"claim", "release"}:
             account.hops = 0
         if verb in _NEW_OWNER:

@@ -291,10 +291,14 @@ class SimNode:
             elif isinstance(effect, Resolve):
                 found = {seed: net.names.resolve(seed, net.now) for seed in effect.seeds}
                 net.push(net.now + net.names.takes(), self.resolved, found)
-            elif self.on_take is not None:
-                self.on_take(effect)
-            else:
-                self.command(Took(effect.peer, effect.jobs, ()))
+            elif isinstance(effect, Take):
+                self._take(effect)
+
+    def _take(self, effect: Take) -> None:
+        if self.on_take is not None:
+            self.on_take(effect)
+        else:
+            self.command(Took(effect.peer, effect.jobs, ()))
 
     def _send(self, effect: Send) -> None:
         net = self.net

@@ -82,7 +82,7 @@ class Line:
 
     def __init__(self, net: Simnet, points: Points, *, rng: Random) -> None:
         self._net = net
-        self._points = points
+        self.points = points
         self._rng = rng
         self.one_way_ns = 500_000
         self.patience_ns = 400 * MS
@@ -95,7 +95,7 @@ class Line:
 
     def ask(self, verb: str, apply: Callable[[], Any], heard: Callable[[Any], None]) -> None:
         """`apply` is one step of storage; `heard` gets what it answered, or None, exactly once."""
-        fault = self._points.in_storage(verb)
+        fault = self.points.in_storage(verb)
         takes = self._takes()
         if fault == "request lost":
             self._net.after(self.patience_ns, heard, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from fluxmesh.mesh.buffer import Buffer, Held, offered
+from fluxmesh.mesh.buffer import HOPS_MAX, Buffer, Held, offered
 from fluxmesh.mesh.messages import NodeRef, Offer, Offered, Steal
 from fluxmesh.testing.simnet_store import Given
 
@@ -84,6 +84,9 @@ class ModelShelf:
     def stealable(self) -> tuple[int, int]:
         """How many may change hands, and the best tier of them."""
         return self.buffer.stealable(own_too=True)
+
+    def movable(self) -> list[Held]:
+        return [held for held in self.buffer.held.values() if held.hops < HOPS_MAX]
 
     # -- for the core ------------------------------------------------------------------------------------
 

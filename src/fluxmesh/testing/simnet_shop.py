@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Final
@@ -16,6 +17,7 @@ from fluxmesh.mesh.messages import (
     Noted,
     Nothing,
     Offer,
+    Offered,
     Steal,
     StreamFrame,
     Taken,
@@ -38,8 +40,15 @@ REAP_NS: Final = 500 * MS
 PORT: Final = 7946
 ALONE_NS: Final = 25 * MS  # that a burst is one worker's before others hear of it
 GAVE_NS: Final = S
+TRIED_NS: Final = 200 * MS  # so long at most nobody else is offered what one was
 PROVEN_SHARE: Final = 0.7
-_NAMES: Final = {Steal: "steal", Offer: "offer", Nothing: "nothing", Taken: "taken", Noted: "noted"}
+_NAMES: Final[dict[type, str]] = {
+    Steal: "steal",
+    Offer: "offer",
+    Nothing: "nothing",
+    Taken: "taken",
+    Noted: "noted",
+}
 _MESSAGE_STEPS: Final = {
     "steal": "before the steal arrives",
     "offer": "after the offer, before it arrives",
@@ -55,7 +64,10 @@ class Onlooker(NobodyWatches):
     def __init__(self) -> None:
         self.shop: Workshop | None = None
         self.asks = 0
-        self._offered: dict[tuple[NodeRef, NodeRef], int] = {}  # (victim, thief) -> when
+        self.asked_by: Counter[str] = Counter()
+        self.last_ask_ns = 0
+        self._gave: dict[tuple[NodeRef, NodeRef], int] = {}  # (victim, thief) -> when
+        self._tried: dict[Offered, int] = {}  # what was offered, and when
 
     def calls(self, node: SimNode, effect: Call) -> None:
         shop = self.shop
@@ -63,13 +75,15 @@ class Onlooker(NobodyWatches):
         if not isinstance(shop.body_of(effect.frame), Steal):
             return
         self.asks += 1
+        self.asked_by[node.name] += 1
+        self.last_ask_ns = shop.net.now
         worker = shop.worker_of(node.me)
         about = (node.name,)
         if worker is not None and (worker.is_draining or worker.is_degraded or not worker.habits.steals):
             raise Violation("no thief", f"{node.name} asks while it drains or stands still", about=about)
         target = shop.net.running.get(effect.to)
         if target is not None:
-            last = self._offered.get((node.me, target.me))
+            last = self._gave.get((node.me, target.me))
             if last is not None and node.now - last < GAVE_NS:
                 raise Violation(
                     "back at once",
@@ -77,8 +91,34 @@ class Onlooker(NobodyWatches):
                     about=(node.name, target.name),
                 )
 
-    def offered(self, victim: SimNode, thief: NodeRef) -> None:
-        self._offered[victim.me, thief] = victim.now
+    def offers(self, victim: SimNode, thief: NodeRef | None, offer: Offer) -> None:
+        """At most half of what may change hands, and the highest tiers of it, but for what another thief is
+        just trying to get."""
+        assert self.shop is not None
+        now = victim.now
+        if thief is not None:
+            self._gave[victim.me, thief] = now
+        worker = self.shop.worker_of(victim.me)
+        if worker is None:
+            return
+        about = (victim.name,)
+        movable = {Offered(one.id, one.token): one.tier for one in worker.shelf.movable()}
+        if len(offer.jobs) > max(1, len(movable) // 2):
+            text = f"{victim.name} offers {len(offer.jobs)} of {len(movable)}"
+            raise Violation("half", text, about=about)
+        strange = [job for job in offer.jobs if job not in movable]
+        if strange:
+            raise Violation("offer", f"{victim.name} offers what it does not hold: {strange}", about=about)
+        left = [
+            tier
+            for job, tier in movable.items()
+            if job not in offer.jobs and now - self._tried.get(job, -GAVE_NS) >= TRIED_NS
+        ]
+        lowest = max((movable[job] for job in offer.jobs), default=0)
+        if left and min(left) < lowest:
+            text = f"{victim.name} offers tier {lowest} and keeps one of tier {min(left)}"
+            raise Violation("offer order", text, about=about)
+        self._tried.update((job, now) for job in offer.jobs)
 
 
 class Workshop:
@@ -268,11 +308,11 @@ class Workshop:
         self.trace.event(self.net.now, sender.name, message, to.host)
         where = _MESSAGE_STEPS.get(message)
         other = self.net.running.get(to)
+        if isinstance(body, Offer):
+            self.onlooker.offers(sender, None if other is None else other.me, body)
         if where is not None and other is not None:
             pair = (other.me, sender.me) if message in {"offer", "noted"} else (sender.me, other.me)
             self.net.push(self.net.now, self.step, where, *pair)
-            if message == "offer":
-                self.onlooker.offered(sender, other.me)
         match self.points.on_the_way(message):
             case "lost":
                 return ()

@@ -50,7 +50,8 @@ class Scheme(Struct, frozen=True, kw_only=True):
     @property
     def is_calm(self) -> bool:
         """Nothing gets lost: counters have to be exact."""
-        return not (self.share or self.blows or self.loss or self.mute or self.away or self.drains)
+        faults = self.share or self.blows or self.loss or self.mute or self.away
+        return not (faults or self.drains or self.stands)
 
     def tell(self) -> str:
         return (
@@ -98,9 +99,15 @@ def draw_scheme(seed: int, *, work_s: int = QUICK_S) -> Scheme:
     mean_ms = rng.choice((20, 40, 80))
     each_ns = mean_ms * MS * sum(burst) // 2 // sum(slots)  # that a burst keeps all slots busy
     work_ns = work_s * S
-    calm, at = rng.random() < 0.2, lambda: MEETS_NS + rng.randrange(work_ns)
+    calm = rng.random() < 0.2
     faulty = not calm and rng.random() < 0.9
-    seldom = lambda share: not calm and rng.random() < share  # noqa: E731 - a name for what is drawn below
+
+    def seldom(share: float) -> bool:
+        return not calm and rng.random() < share
+
+    def at() -> int:
+        return MEETS_NS + rng.randrange(work_ns)
+
     windows = range(1 + work_s // 15)
     return Scheme(
         seed=seed,

@@ -42,6 +42,7 @@ class Habits(Struct, frozen=True, kw_only=True):
     threshold: int = 2
     batch: int = 4
     steals: bool = True
+    takes_held: bool = True  # by storage alone
 
 
 class Flight(Struct):
@@ -133,7 +134,7 @@ class SimWorker:
     def _recovers(self) -> None:
         self.is_degraded = False
         self._tell_load()
-        self.look()
+        self.woken()
 
     @property
     def free(self) -> int:
@@ -253,9 +254,10 @@ class SimWorker:
             self._seek(max(0, self.free) + max(0, self.habits.threshold - self.shelf.held))
         else:
             self._seek(0)
-        if not found and flight.slots and answer.held_in_ns is not None and not self._take_waits:
+        waits = answer.held_in_ns if self.habits.takes_held else None
+        if not found and flight.slots and waits is not None and not self._take_waits:
             self._take_waits = True
-            self.later(answer.held_in_ns + self.rng.randrange(20 * MS), self._take_held)
+            self.later(waits + self.rng.randrange(20 * MS), self._take_held)
         self._tell_load()
         self.look()
 
