@@ -130,7 +130,7 @@ def an_answer_that_comes_too_late_is_acted_on(patch: Patch) -> None:
     def exchanged(self: SimWorker, answer: Exchanged | None) -> None:
         if self.flight is not None:
             self.flight.sent_ns = self.shop.net.now
-            self.deadline_ns = self.shop.net.now + 1
+            self.deadline_ns = max(self.deadline_ns, self.shop.net.now + 1)
         real(self, answer)
 
     real = SimWorker._exchanged

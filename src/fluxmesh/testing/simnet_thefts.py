@@ -19,8 +19,8 @@ from fluxmesh.testing.simnet_workers import Habits
 MEETS_NS: Final = 3 * S  # all have met all, and have been ready for a second
 DONE_WITHIN_NS: Final = 60 * S
 CALM_NS: Final = 12 * S  # three tries of a Taken, and the lists of two beats
-QUICK_S: Final = 4
-LONG_S: Final = 40
+QUICK_S: Final = 4  # of work, in a seed
+LONG_S: Final = 20
 
 
 class Scheme(Struct, frozen=True, kw_only=True):
