@@ -17,6 +17,7 @@ from fluxmesh.mesh.messages import NodeRef, Noted, Offer, Offered, Steal
 from fluxmesh.mesh.stealing import Peer, Thief
 from fluxmesh.testing import simnet_shelf
 from fluxmesh.testing.simnet_shelf import ModelShelf
+from fluxmesh.testing.simnet_shop import Onlooker
 from fluxmesh.testing.simnet_store import Begun, Exchanged, Given, Place, Row, Store
 from fluxmesh.testing.simnet_thefts import Scheme, draw_scheme, run_thefts
 from fluxmesh.testing.simnet_workers import Flight, SimWorker
@@ -175,18 +176,20 @@ def the_lowest_tier_is_offered_first(patch: Patch) -> None:
 
 
 @mutant(play=one_thief_takes_half)
-def half_of_the_surplus_is_no_limit(patch: Patch) -> None:
+def half_of_the_surplus_and_a_batch_are_no_limits(patch: Patch) -> None:
     def choose(self: Thief, found: list[tuple[Member, int]]) -> tuple[Member, int]:
+        self._batch = 1_000
         member, surplus = max(found, key=lambda one: one[1])
         return member, 2 * surplus
 
     def offer(self: Donor, wish: Steal, thief: NodeRef, now: int) -> Any:
-        found = self._shelf.offer(wish, wish.want, thief)
-        self._remember(found.jobs, thief, now)
-        return found
+        made = self._shelf.offer(wish, wish.want, thief)
+        self._remember(made.jobs, thief, now)
+        return made
 
     patch.setattr(Thief, "_choose", choose)
     patch.setattr(Donor, "_offer", offer)
+    patch.setattr(Onlooker, "offers", lambda _self, _victim, _thief, _offer: None)
 
 
 @mutant()

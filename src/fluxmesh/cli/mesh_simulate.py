@@ -87,7 +87,8 @@ def run(options: Options) -> int:
         stolen, seconds = _stolen(options)
     elif options.seeds is not None or not measured:
         outcomes = _played(options)
-    broken: list[Outcome | Stolen] = [one for one in (*outcomes, *stolen) if one.problem]
+    played: list[Outcome | Stolen] = [*outcomes, *stolen]
+    broken = [one for one in played if one.problem]
     off = [line for figures in measured for line in figures.off()]
     hits = points_hit(stolen)
     if stolen and options.steals >= ALL_HIT_FROM:

@@ -46,7 +46,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
 
 
 def points_hit(played: Sequence[Stolen]) -> Counter[str]:
-    """How often something went wrong at each boundary of a theft; those at which nothing did are there too."""
+    """How often something went wrong at each boundary of a theft, also where nothing did."""
     hits = Counter(dict.fromkeys(every_point(), 0))
     for one in played:
         hits.update(one.hits)
