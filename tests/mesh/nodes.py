@@ -11,11 +11,12 @@ from typing import Any
 
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.effects import Emit
-from fluxmesh.mesh.messages import Address, Flag, Meta, Record, Standing
+from fluxmesh.mesh.messages import Address, Flag, Meta, NodeRef, Offered, Record, Standing
 from fluxmesh.mesh.names import Lookup, look_up
 from fluxmesh.mesh.node import MeshNode
 from fluxmesh.mesh.options import MeshWorker
 from fluxmesh.mesh.ports import bind_ports
+from fluxmesh.mesh.shelf import Shelf, Store
 from tests.mesh.sockets import free_port
 
 READY = Flag.READY | Flag.STEALS
@@ -71,6 +72,11 @@ class Host:
         lookup: Lookup = look_up,
         weather: Weather | None = None,
         on_fenced: Callable[[Record], None] = lambda _: None,
+        shelf: Shelf | None = None,
+        on_take: Callable[[NodeRef, tuple[Offered, ...]], None] | None = None,
+        on_share: Callable[[], None] = lambda: None,
+        store: Store | None = None,
+        tasks: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
         self.worker_id = worker_id
@@ -86,11 +92,23 @@ class Host:
             address=Address("127.0.0.1", self.port),
             worker_id=worker_id,
             epoch=epoch,
-            meta=Meta(queues, (0, 1, 2, 3), 4, virtual_nodes=self.options.virtual_nodes),
+            meta=Meta(
+                queues,
+                (0, 1, 2, 3),
+                4,
+                steals=self.options.steal,
+                virtual_nodes=self.options.virtual_nodes,
+                affinity_weight=self.options.affinity_weight,
+            ),
             label=label,
             tell=self.told.tell,
             on_fenced=on_fenced,
             on_event=self.told.hear,
+            shelf=shelf,
+            on_take=on_take,
+            on_share=on_share,
+            store=store,
+            tasks=tasks,
             lookup=lookup,
             weather=weather,
         )

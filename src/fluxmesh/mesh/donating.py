@@ -20,7 +20,7 @@ THIEVES_MAX: Final = 1_024  # of whom rates are remembered
 OFFERS_MAX: Final = 8_192  # jobs of which it is remembered who was offered them
 OFFER_KEPT_NS: Final = 60 * S
 OFFER_ALONE_NS: Final = 100 * MS  # a transfer takes a few milliseconds; so long a job is one thief's to try
-RETRY_EMPTY_MS: Final = 50
+RETRY_TRIED_MS: Final = 50  # where all there is was offered to others a moment ago
 RETRY_SHUT_MS: Final = 1_000
 
 _UNABLE: Final = ((Flag.DRAINING, "drains"), (Flag.DEGRADED, "stands still"))
@@ -123,7 +123,8 @@ class Donor:
         jobs = tuple(fresh[: min(most, max(1, there // 2))])
         surplus = there - len(jobs)
         if not jobs:
-            return self._refuse("nothing", RETRY_EMPTY_MS, surplus)
+            is_tried = len(mine) < len(found.jobs)
+            return self._refuse("nothing", RETRY_TRIED_MS if is_tried else 0, surplus)
         self._remember(jobs, thief, now)
         self.voice.count("jobs_offered", len(jobs))
         return Offer(jobs, surplus)

@@ -311,6 +311,8 @@ class Swim:
         pending = self.voice.calls.pop(call, None)
         if pending is not None and self.phase in _HEARS:
             self.calls.on_reply(call, pending, frame, now)
+            if pending.kind == "steal":
+                self._wish_changed(now)  # nothing came of it: then others may have something
         return self._done(now)
 
     def on_resolved(self, addresses: dict[str, list[Address]], now: int) -> list[Effect]:
@@ -414,6 +416,7 @@ class Swim:
             case Took(peer=peer, jobs=jobs, got=got):
                 if self.phase in _HEARS:
                     self.thief.took(peer, jobs, got, now)
+                    self._wish_changed(now)
         return self._done(now)
 
     def _wish_changed(self, now: int) -> None:
