@@ -190,12 +190,14 @@ def test_how_much_a_claim_may_hold_follows_from_what_is_held_what_is_coming_and_
     for _ in range(20):
         stock.times.note(0.001)
     assert (stock.lacks(), stock.extra()) == (64, 16)
-    assert (stock.lacks(60), stock.extra(60)) == (4, 4)
+    assert (stock.lacks(60), stock.extra(60)) == (4, 0), "not worth a claim of its own"
+    assert stock.extra(60, fills=True) == 4
+    assert (stock.extra(49), stock.extra(48)) == (0, 16)
     stock.neighbours = Ring(1 / 3)
     assert stock.extra() == 5
     assert stock.figures()["adaptive_prefetch"] == 5
     stock.put([job(number) for number in range(62)])
-    assert (stock.lacks(), stock.extra()) == (2, 2)
+    assert (stock.lacks(), stock.extra(fills=True)) == (2, 2)
     stock.give_up()
     assert stock.extra() == 0
 

@@ -184,6 +184,12 @@ def wanted(concurrency: int, run_s: float | None, local_buffer: int) -> int:
     return min(local_buffer, concurrency * each)
 
 
+def worth_asking(lacks: int, mark: int) -> bool:
+    """Whether so many jobs are missing to the mark that a claim for them pays: a quarter of it. To ask for
+    each by itself would cost storage as much as all else."""
+    return lacks > 0 and lacks * 4 >= mark
+
+
 def extra_of_claim(local_buffer: int, share: float) -> int:
     """How many jobs one claim holds at most beyond its free slots: a quarter of the buffer times this
     worker's share of the capacity of all, so that the first to ask does not take everything."""

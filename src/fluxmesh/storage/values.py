@@ -124,7 +124,9 @@ class Settled(StrEnum):
 
 class Begun(StrEnum):
     BEGUN = "begun"
-    OUTRANKED = "outranked"  # a higher tier is ready, or the queue is paused: released in the same step
+    OUTRANKED = (
+        "outranked"  # a higher tier is ready, the queue is paused, or a limit registered since: released
+    )
     LOST = "lost"
 
 

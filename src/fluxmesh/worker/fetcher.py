@@ -268,7 +268,7 @@ class Fetcher(Service):
         if stock is None or holding is None or not (asked or holding.fills) or not self._may_claim():
             return 0
         coming = sum([flight.extra for flight in self._flights])
-        return max(0, min(stock.extra(coming), min(self._batch, BATCH_MAX) - asked))
+        return max(0, min(stock.extra(coming, fills=holding.fills), min(self._batch, BATCH_MAX) - asked))
 
     def _begin_exchange(self, ends: list[tuple[Run, Settle]], asked: int) -> None:
         self._request_id += 1

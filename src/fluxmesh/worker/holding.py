@@ -30,7 +30,8 @@ class Trade(Protocol):
     """The others, as the worker's loop meets them. Nothing here waits."""
 
     def seek(self, want: int) -> None:
-        """So many jobs more could be used; 0: none any more. Holds until it is told anew."""
+        """So many jobs more could be used; 0: none any more. It holds until it is told anew, less what is
+        got meanwhile."""
         ...
 
     def took(self, peer: NodeRef, jobs: Sequence[Offered], got: Sequence[Offered]) -> None:
@@ -75,7 +76,7 @@ class Holding:
         self._trade = trade
         self._short = False  # the last claim found less than it asked for
         self._takes: set[asyncio.Task[None]] = set()
-        self.fills = False  # the last claim found all it asked for, to be held too: there may be more
+        self.fills = False  # the last claim found all it asked for, to be held too, and more is wanted
 
     def __bool__(self) -> bool:
         """A take is under way."""
@@ -107,7 +108,7 @@ class Holding:
         got, held = len(answer.running), len(answer.held)
         if slots > 0 or flight.extra:
             self._short = got < slots or held < flight.extra
-            self.fills = bool(flight.extra) and not self._short
+            self.fills = bool(flight.extra) and not self._short and self._stock.lacks() > 0
         if held:
             self._stock.counts["prefetch_count"] += 1
             self._stock.counts["prefetch_jobs"] += held
@@ -172,6 +173,7 @@ class Holding:
             if self._may_hold():
                 rows = await self._transferred(jobs)
         finally:
+            self._stock.want = max(0, self._stock.want - len(rows))  # so much of the wish is fulfilled
             if self._trade is not None:
                 ours = {row.id for row in rows}
                 self._trade.took(peer, jobs, tuple(item for item in jobs if item.id in ours))
@@ -188,7 +190,7 @@ class Holding:
         if self._clock.mono_s() - sent_s > self._late_after_s:
             self._releases.release(rows, "late answer")
         else:
-            self.hold(rows)
+            self.hold(rows[::-1])  # the offer had the newest first
         return rows
 
     def _took(self, task: asyncio.Task[None]) -> None:

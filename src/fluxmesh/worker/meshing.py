@@ -247,7 +247,7 @@ class Meshing:
             on_fenced=self._claimed,
             shelf=self._stock,
             tasks=tuple(task.name for task in self._registration.tasks),
-            stock_figures=self._stock.figures,
+            store=self._stock,
             on_take=self._trading.on_take,
             on_share=self._share_changed,
             weather=None if weather is None else parse_weather(weather),

@@ -82,7 +82,8 @@ class Sharing:
     def _now(self) -> Affinity:
         if self._node is None or self._over or not self._node.running:
             return _NONE
-        weight, parts = self._node.affinity()
-        if not parts:
+        share = self._node.affinity()
+        if not share.parts:
             return _NONE
-        return Affinity(weight, tuple(AffinityPart(queues, slots, tasks) for queues, slots, tasks in parts))
+        parts = [AffinityPart(part.queues, part.slots, part.tasks) for part in share.parts]
+        return Affinity(share.weight, tuple(parts))

@@ -18,7 +18,7 @@ import xxhash
 from msgspec import Struct
 
 from fluxmesh.clock import Clock
-from fluxmesh.mesh.buffer import Buffer, Held, RunTimes, extra_of_claim, offered, wanted
+from fluxmesh.mesh.buffer import Buffer, Held, RunTimes, extra_of_claim, offered, wanted, worth_asking
 from fluxmesh.mesh.messages import Offer, Offered
 from fluxmesh.storage.values import ClaimedJob, Owned
 
@@ -93,6 +93,10 @@ class Stock:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def __bool__(self) -> bool:
+        """An empty stock is one as well: `stock or …` shall not replace it."""
+        return True
+
     # -- how much ------------------------------------------------------------------------------------
     @property
     def room(self) -> int:
@@ -101,15 +105,20 @@ class Stock:
 
     def lacks(self, coming: int = 0) -> int:
         """How many are missing to what keeps the slots busy for a moment; `coming` are asked for already."""
+        return max(0, self._mark() - len(self._jobs) - coming)
+
+    def _mark(self) -> int:
         if self._given_up:
             return 0
-        mark = wanted(self.rules.concurrency, self.times.run_s, self.rules.local_buffer)
-        return max(0, mark - len(self._jobs) - coming)
+        return wanted(self.rules.concurrency, self.times.run_s, self.rules.local_buffer)
 
-    def extra(self, coming: int = 0) -> int:
-        """How many one claim shall hold beyond its free slots."""
+    def extra(self, coming: int = 0, *, fills: bool = False) -> int:
+        """How many one claim shall hold beyond its free slots. `fills`: the last one found all it asked for,
+        and so many more are wanted as there is room for."""
         lacks = self.lacks(coming)
-        return min(lacks, self._claim_most()) if lacks else 0
+        if not lacks or not (fills or worth_asking(lacks, self._mark())):
+            return 0
+        return min(lacks, self._claim_most())
 
     def give_up(self) -> None:
         """There is no mesh after all: hold nothing more."""
@@ -348,12 +357,11 @@ class Stock:
 
     def figures(self) -> dict[str, int]:
         """Counters since the start, and how things stand."""
-        lacks = self.lacks()
         return {
             **self.counts,
             "buffered": len(self._jobs),
             "adaptive_prefetch": self._claim_most(),
-            "should_prefetch": int(lacks > 0),
+            "should_prefetch": int(self.extra() > 0),
             "should_steal": int(self.hungry),
         }
 

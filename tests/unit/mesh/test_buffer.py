@@ -18,6 +18,7 @@ from fluxmesh.mesh.buffer import (
     offered,
     poll_jitter_s,
     wanted,
+    worth_asking,
 )
 from fluxmesh.storage.values import MAX_HOPS
 
@@ -261,6 +262,14 @@ def test_a_buffer_covers_a_tenth_of_a_second(
     concurrency: int, run_s: float | None, local_buffer: int, mark: int
 ) -> None:
     assert wanted(concurrency, run_s, local_buffer) == mark
+
+
+def test_a_claim_pays_when_a_quarter_is_missing() -> None:
+    assert next(lacks for lacks in range(65) if worth_asking(lacks, 64)) == 16
+    assert worth_asking(1, 1)
+    assert worth_asking(2, 8)
+    assert not worth_asking(1, 8)
+    assert not worth_asking(0, 0)
 
 
 @pytest.mark.parametrize(

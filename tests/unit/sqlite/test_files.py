@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fluxmesh.affinity import slot_of
 from fluxmesh.errors import InvalidOption, StorageMissing, StorageRefused, StorageUnreachable
 from fluxmesh.job import TERMINAL, Status
 from fluxmesh.storage.registry import resolved_url
@@ -147,6 +148,25 @@ class TestOpening:
         assert bench.db.execute(f'select count(*) from "{bench.sql.namespace}:mesh"').get == 0
         found = f"select value from \"{bench.sql.namespace}:meta\" where name = 'epoch'"
         assert bench.db.execute(found).get == 7
+
+    def test_a_file_from_before_the_slots_gets_the_column_and_serves_older_programs_still(
+        self, bench: Bench
+    ) -> None:
+        old = bench.put()
+        bench.db.execute(f'alter table "{bench.sql.namespace}:job" drop column slot')
+        prepare_schema(bench.db, bench.sql, bench.path)
+        prepare_schema(bench.db, bench.sql, bench.path)
+        # As a program writes that does not know of it.
+        row = (900, "older", 1, "2:default", 9, 9, "default", 2, "work", 1, b"\x92\x90\x80")
+        bench.db.execute(
+            f'insert into "{bench.sql.namespace}:job"'
+            " (rid, id, place, lane, pos, seq, queue, tier, task, created_us, payload)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+        new = bench.put(affinity_key="k")
+        given = {job.id: job.slot for job in bench.claim(bench.worker(), 3)}
+        assert given == {old: None, "older": None, new: slot_of("k")}
 
     def test_a_newer_schema_is_refused_with_the_way_out(self, bench: Bench) -> None:
         bench.db.execute("pragma user_version = 99")

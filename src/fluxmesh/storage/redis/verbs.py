@@ -49,7 +49,7 @@ US: Final = 1_000_000
 EACH_MOST: Final = 250  # items of one script: what runs on the server, everybody waits for
 _SETTLED: Final = {ord("a"): Settled.APPLIED, ord("d"): Settled.ALREADY, ord("s"): Settled.STALE}
 _BEGUN: Final = {ord("b"): Begun.BEGUN, ord("o"): Begun.OUTRANKED, ord("l"): Begun.LOST}
-_NOTHING_MORE: Final = (None,) * 9
+_NOTHING_MORE: Final = (None,) * 10
 _NO_RESERVE: Final = (0, 0, 0, 0)
 _CREATED: Final = Verdict.CREATED
 _encode = msgspec.msgpack.Encoder().encode
@@ -74,6 +74,7 @@ def _new(job: NewJob) -> tuple[Any, ...]:
     rest = (
         job.delay_us, job.run_at_us, job.expires_in_us, job.idempotency_key, blob(job.payload_hash),
         job.unique_key, job.concurrency_key, job.concurrency_limit, job.tags or None,
+        job.slot,
     )  # fmt: skip
     first = (job.id, job.task, job.queue, job.tier, blob(job.payload), blob(job.options))
     return first if rest == _NOTHING_MORE else first + rest
@@ -146,7 +147,7 @@ def _claimed(row: list[Any]) -> ClaimedJob:
     job = (job_id.decode(), int(token), task.decode(), queue.decode(), int(tier), payload, options)
     if len(row) == 7:
         return ClaimedJob(*job, 0, 0, 0, 0, 1)
-    attempts, crashes, snoozes, interruptions, life = row[7:]
+    attempts, crashes, snoozes, interruptions, life, hops, slot = row[7:]
     return ClaimedJob(
         *job,
         int(attempts or 0),
@@ -154,6 +155,8 @@ def _claimed(row: list[Any]) -> ClaimedJob:
         int(snoozes or 0),
         int(interruptions or 0),
         int(life or 1),
+        int(hops or 0),
+        None if slot is None else int(slot),
     )
 
 

@@ -8,14 +8,17 @@ expired.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from fluxmesh import limits
 from fluxmesh.job import Status
+from fluxmesh.storage.affinities import AHEAD_BYTES_MOST, OTHERS_MOST, Own, is_everybodys
 from fluxmesh.storage.records import NO_WORKER
 from fluxmesh.storage.sqlite import moves, place
+from fluxmesh.storage.sqlite.belonging import Apart
 from fluxmesh.storage.sqlite.step import Limit, Me, Step
 from fluxmesh.storage.values import PARK_CAP, ClaimedJob
 
@@ -43,17 +46,19 @@ class Found(Struct, frozen=True, gc=False):
     expires_us: int | None
     concurrency_key: str | None
     concurrency_limit: int | None
+    slot: int | None
+    since_us: int  # when it became ready
     queue: str
     tier: int
     place: int
     lane: str
 
 
-def claimed(found: Found, token: int) -> ClaimedJob:
+def claimed(found: Found, token: int, hops: int = 0) -> ClaimedJob:
     """What the new owner is told of it."""
     return ClaimedJob(
         found.id, token, found.task, found.queue, found.tier, found.payload, found.options,
-        found.attempts, found.crashes, found.snoozes, found.interruptions, found.life,
+        found.attempts, found.crashes, found.snoozes, found.interruptions, found.life, hops, found.slot,
     )  # fmt: skip
 
 
@@ -66,18 +71,20 @@ class Claim:
         self._request_id = request_id
         self._running: dict[str, int] = {}
         self.more = False
-        self.next_permit_us: int | None = None
-        self.left_behind = False
+        self.next_look_us: int | None = None  # when a permit is free, or a job is kept apart no longer
+        self.apart = Apart.of(step, me)
         self._limits = step.limits()
         self._paused = {row[0] for row in step.all("claim.paused")}
         step.open_freed()
         self._lanes = step.all("claim.open_lanes")
         self._budget = PARK_CAP
         self._shut: set[str] = set()
+        self._best: int | None = None
+        self._empty_below = 0
         self._takes: list[tuple[object, ...]] = []
 
     # -- walking -------------------------------------------------------------------------------------
-    def runnable(self, tiers: Sequence[int], want: int) -> Iterator[Found]:
+    def runnable(self, tiers: Sequence[int], want: int, *, own_first: bool = True) -> Iterator[Found]:
         """Jobs this worker could start now, best first. Ends early with `more` when parking is used up."""
         queues = [queue for queue in self.me.queues if queue not in self._paused]
         if not queues:
@@ -85,12 +92,12 @@ class Claim:
         turn = self.step.shared.turns.get(self.me.epoch, 0) % len(queues)
         queues = queues[turn:] + queues[:turn]
         for tier in tiers:
-            yield from self._tier(tier, queues, want)
+            yield from self._tier(tier, queues, want, own_first=own_first)
             if self.more:
                 return
 
-    def _tier(self, tier: int, queues: list[str], want: int) -> Iterator[Found]:
-        walks = [self._queue(tier, queue, want) for queue in queues]
+    def _tier(self, tier: int, queues: list[str], want: int, *, own_first: bool) -> Iterator[Found]:
+        walks = [self._queue(tier, queue, want, own_first=own_first) for queue in queues]
         if len(walks) == 1:
             yield from walks[0]
             return
@@ -104,7 +111,13 @@ class Claim:
                 else:
                     yield found
 
-    def _queue(self, tier: int, queue: str, want: int) -> Iterator[Found]:
+    def _queue(self, tier: int, queue: str, want: int, *, own_first: bool) -> Iterator[Found]:
+        own = self.me.own
+        if own is None or not own_first or queue not in own.by_queue:
+            return self._by_arrival(tier, queue, want)
+        return self._own_first(self._by_arrival(tier, queue, want + own.window - 1), own)
+
+    def _by_arrival(self, tier: int, queue: str, want: int) -> Iterator[Found]:
         walks = [self._lane(place.READY, place.ready_lane(tier, queue), queue, tier, want)]
         for lane, in_queue, in_tier, kind, ref in self._lanes:
             if in_tier != tier or in_queue != queue or lane in self._shut:
@@ -113,11 +126,40 @@ class Claim:
                 continue
             walks.append(self._lane(place.PARKED, lane, queue, tier, want))
         merged = walks[0] if len(walks) == 1 else heapq.merge(*walks, key=lambda found: found.seq)
+        others = 0
         for found in merged:
+            if self._is_kept_apart(found):
+                others += 1
+                if others >= OTHERS_MOST:
+                    return
+                continue
             if self._may_run(found):
                 yield found
             if self.more:
                 return
+
+    def _own_first(self, walk: Iterator[Found], own: Own) -> Iterator[Found]:
+        """Of the next jobs of the walk, as far as the window goes: the first own one, else the first."""
+        passed: deque[Found] = deque()
+        ahead = 0
+        for found in walk:
+            if own.has(found.queue, found.task, found.slot) or is_everybodys(
+                found.since_us, self.step.now_us
+            ):
+                yield found
+                continue
+            passed.append(found)
+            ahead += len(found.payload)
+            if len(passed) >= own.window or ahead > AHEAD_BYTES_MOST:
+                ahead -= len(passed[0].payload)
+                yield from self._if_still(passed.popleft())
+        while passed:
+            yield from self._if_still(passed.popleft())
+
+    def _if_still(self, found: Found) -> Iterator[Found]:
+        """A job that was passed by, unless the permits that there were are used up since."""
+        if not self.is_limited(found) or self._may_run(found):
+            yield found
 
     def _lane(self, at: int, lane: str, queue: str, tier: int, want: int) -> Iterator[Found]:
         name = "claim.ready" if at == place.READY else "claim.parked"
@@ -135,6 +177,40 @@ class Claim:
 
     def is_paused(self, queue: str) -> bool:
         return queue in self._paused
+
+    def outranks(self, tier: int) -> bool:
+        """Whether a job of a higher tier than this is ready that this worker could run; also if the look at
+        them was cut short by parking, for then nobody knows."""
+        if self._best is None and self._empty_below < tier:
+            tiers = [better for better in self.me.tiers if self._empty_below <= better < tier]
+            found = next(self.runnable(tiers, 1, own_first=False), None)
+            if found is None and not self.more:
+                self._empty_below = tier
+            self._best = None if found is None else found.tier
+        return self.more or (self._best is not None and self._best < tier)
+
+    def may_begin(self, task: str) -> bool:
+        """Whether no limit keeps a held job of this task from its start; if so its permit is used. Such a
+        limit was registered since: a limited job is never held."""
+        if task not in self._limits:
+            return True
+        if self._block(task) is not None:
+            return False
+        self._use_permit(task, running=True)
+        self._best = None  # it may have been the permit of what was found there
+        return True
+
+    def _is_kept_apart(self, found: Found) -> bool:
+        """Whether it is left to another worker, to whom it belongs. Notes when that ends."""
+        if self.apart is None:
+            return False
+        until_us = self.apart.until_us(found.queue, found.tier, found.task, found.slot, found.since_us)
+        if until_us is not None:
+            self._look_again(until_us)
+        return until_us is not None
+
+    def _look_again(self, at_us: int) -> None:
+        self.next_look_us = at_us if self.next_look_us is None else min(at_us, self.next_look_us)
 
     # -- judging -------------------------------------------------------------------------------------
     def _may_run(self, found: Found) -> bool:
@@ -171,8 +247,7 @@ class Claim:
             if self._running[task] >= limit.max_concurrent:
                 return CONCURRENT
         if limit.rate is not None and limits.permits(limit.rate, limit.tat_us, self.step.now_us) < 1:
-            at = limits.next_permit_us(limit.rate, limit.tat_us)
-            self.next_permit_us = at if self.next_permit_us is None else min(at, self.next_permit_us)
+            self._look_again(limits.next_permit_us(limit.rate, limit.tat_us))
             return RATE
         return None
 
@@ -235,6 +310,9 @@ class Claim:
             self.step.db.executemany(self.step.sql["claim.take"], self._takes)
             self._takes.clear()
 
+    def _tell_of(self, found: Found) -> None:
+        self.step.ready_again(found.queue, found.tier, found.task, found.slot, found.since_us)
+
     def claim(
         self, slots: int, extra: int, reserve: Sequence[int]
     ) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
@@ -244,6 +322,7 @@ class Claim:
         lacking = list(reserve) or [0, 0, 0, 0]
         left = slots
         passed_over = 0
+        last_held: Found | None = None
         for found in self.runnable(self.me.tiers, slots + extra):
             kept = sum(lacking) - lacking[found.tier] if reserve else 0
             if left > kept:
@@ -252,15 +331,18 @@ class Claim:
                 lacking[found.tier] = max(0, lacking[found.tier] - 1)
             elif extra > len(held) and not self.is_limited(found):
                 held.append(self.take(found, running=False))
+                last_held = found
             elif left == 0 and extra <= len(held):
-                self.left_behind = True
-                self.step.ready(found.queue, found.tier, found.task)
+                self._tell_of(found)
+                last_held = None
                 break
             else:
                 passed_over += 1
                 if passed_over >= _PASSED_OVER_MOST:
                     break
         self.write()
+        if last_held is not None:
+            self._tell_of(last_held)  # there may be held jobs to take from now on
         if running:
             turns = self.step.shared.turns
             turns[self.me.epoch] = turns.get(self.me.epoch, 0) + len(running)

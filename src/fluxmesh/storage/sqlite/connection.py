@@ -207,6 +207,8 @@ def prepare_schema(db: apsw.Connection, sql: Statements, path: Path) -> None:
                 if f"{sql.namespace}:job" not in _tables(db):
                     db.execute(sql["schema.tables"])
                     db.execute(sql["schema.first_values"])
+                if not _has_slot(db, sql):
+                    db.execute(sql["schema.add_slot"])
                 db.execute(sql["schema.later_tables"])
             db.execute("commit")
         except BaseException:
@@ -232,7 +234,13 @@ def _ready(db: apsw.Connection, sql: Statements, path: Path) -> bool:
             f"{path} has schema {version}, this program knows {SCHEMA_VERSION}",
             hint="update FluxMesh on this machine" if version > SCHEMA_VERSION else "name another file",
         )
-    return {f"{sql.namespace}:job", f"{sql.namespace}:mesh"} <= tables
+    return {f"{sql.namespace}:{name}" for name in ("job", "mesh", "affinity")} <= tables and _has_slot(
+        db, sql
+    )
+
+
+def _has_slot(db: apsw.Connection, sql: Statements) -> bool:
+    return next(db.execute(sql["schema.has_slot"], (f"{sql.namespace}:job",)), None) is not None
 
 
 def _tables(db: apsw.Connection) -> set[str]:

@@ -136,6 +136,7 @@ class _Intake:
         return (
             seq, job.id, at, lane, pos, seq, queue, tier, job.task, job.payload, job.options, now_us, due_us,
             expires_us, job.unique_key, job.idempotency_key, job.concurrency_key, job.concurrency_limit,
+            job.slot,
         )  # fmt: skip
 
     def _note(self, job: NewJob, row: tuple[object, ...]) -> None:
@@ -143,7 +144,7 @@ class _Intake:
         self.room[queue] = self.room.get(queue, 0) - 1
         if at == place.READY:
             self.step.count(queue, tier, place.READY, 1)
-            self.step.ready(queue, tier, job.task)
+            self.step.ready(queue, tier, job.task, slot=job.slot)
         else:
             self.step.count(queue, tier, place.SCHEDULED, 1)
             self.step.scheduled(int(str(row[4])), queue, tier, job.task)

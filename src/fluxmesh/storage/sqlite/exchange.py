@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fluxmesh.codec import append_history
 from fluxmesh.job import Status
+from fluxmesh.storage.sqlite import held as held_jobs
 from fluxmesh.storage.sqlite import moves, place
 from fluxmesh.storage.sqlite.claim import Claim, Found, claimed
-from fluxmesh.storage.sqlite.step import Me, Step
+from fluxmesh.storage.sqlite.step import Step
 from fluxmesh.storage.values import (
-    HELD_TAKEABLE_AFTER_S,
-    MAX_HOPS,
     Begun,
     ClaimedJob,
     ExchangeAnswer,
@@ -25,7 +23,6 @@ from fluxmesh.storage.values import (
 )
 
 _PROMOTE_IN_EXCHANGE = 250
-_HELD_LOOK = 2_000
 
 
 def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
@@ -41,15 +38,14 @@ def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
     if not wants and not request.begin:
         step.run("exchange.busy", epoch)
         return ExchangeAnswer(standing, settled, next_due_s=_seconds(next_due_us, step.now_us))
-    given = _given_before(step, request) if wants else None
+    given = _given_before(step, request)
     claim = Claim(step, me, request.request_id)
     begun = tuple([begin(step, claim, item) for item in request.begin])
-    running, held = given or claim.claim(request.slots, request.extra, request.reserve)
-    if held and not claim.left_behind:
-        step.ready(held[-1].queue, held[-1].tier, held[-1].task)
-    short = len(running) < request.slots
+    slots = request.slots + sum(answer is not Begun.BEGUN for answer in begun)
+    running, held = given or claim.claim(slots, request.extra, request.reserve)
+    short = len(running) < slots
     step.run("exchange.wait" if short else "exchange.busy", epoch)
-    wake_us = [at for at in (next_due_us, claim.next_permit_us) if at is not None]
+    wake_us = [at for at in (next_due_us, claim.next_look_us) if at is not None]
     return ExchangeAnswer(
         standing,
         settled,
@@ -58,7 +54,7 @@ def exchange(step: Step, request: ExchangeRequest) -> ExchangeAnswer:
         tuple(held),
         more=claim.more,
         next_due_s=_seconds(min(wake_us, default=None), step.now_us),
-        next_held_s=next_held_s(step, me) if short else None,
+        next_held_s=held_jobs.next_s(step, me) if short else None,
     )
 
 
@@ -126,11 +122,11 @@ def promote_due(step: Step, limit: int) -> tuple[int, int | None]:
         rows = step.all("claim.due_jobs", str(tier), step.now_us, limit - count)
         seq = step.next_seq(len(rows))
         updates = []
-        for offset, (rid, queue, task, _) in enumerate(rows):
+        for offset, (rid, queue, task, slot) in enumerate(rows):
             updates.append((place.ready_lane(tier, queue), seq + offset, seq + offset, rid))
             step.count(queue, tier, place.SCHEDULED, -1)
             step.count(queue, tier, place.READY, 1)
-            step.ready(queue, tier, task)
+            step.ready(queue, tier, task, slot=slot)
         step.db.executemany(step.sql["claim.promote"], updates)
         count += len(rows)
     if count:
@@ -150,7 +146,8 @@ def promote(step: Step, limit: int) -> Promoted:
 
 
 def begin(step: Step, claim: Claim, item: Owned) -> Begun:
-    """Start a held job, unless a higher tier is ready that this worker could run."""
+    """Start a held job, unless a higher tier is ready that this worker could run, or a limit that was
+    registered since keeps it."""
     row = step.row(item.id)
     lane = str(claim.me.epoch)
     if row is None or row.token != item.token or row.lane != lane:
@@ -162,8 +159,7 @@ def begin(step: Step, claim: Claim, item: Owned) -> Begun:
     if row.expires_us is not None and row.expires_us <= step.now_us:
         moves.to_end(step, row, Status.EXPIRED, token=step.token_after(row.token))
         return Begun.LOST
-    higher = [tier for tier in claim.me.tiers if tier < row.tier]
-    if claim.is_paused(row.queue) or next(claim.runnable(higher, 1), None) is not None:
+    if claim.is_paused(row.queue) or claim.outranks(row.tier) or not claim.may_begin(row.task):
         moves.to_ready(step, row, token=step.token_after(row.token), percent=row.percent, message=row.message)
         return Begun.OUTRANKED
     step.run("exchange.begin", step.boot_us, step.now_us, row.rid)
@@ -181,22 +177,3 @@ def _given_before(step: Step, request: ExchangeRequest) -> tuple[list[ClaimedJob
         found = Found(*row)
         (running if found.place == place.RUNNING else held).append(claimed(found, found.token))
     return (running, held) if running or held else None
-
-
-def next_held_s(step: Step, me: Me) -> float | None:
-    """When take_held may find something for this worker: seconds; None: nothing is held that it could run."""
-    if not me.donates or step.one("exchange.any_held") is None:
-        return None
-    taken = [
-        row[19] for row in step.all("exchange.held", str(me.epoch), _HELD_LOOK) if takeable(step, me, row)
-    ]
-    if not taken:
-        return None
-    return float(max(0.0, (min(taken) + HELD_TAKEABLE_AFTER_S * 1e6 - step.boot_us) / 1e6))
-
-
-def takeable(step: Step, me: Me, row: tuple[Any, ...]) -> bool:
-    """True if the held job of this row (of exchange.held) may go to this worker, whatever its age."""
-    found = Found(*row[:19])
-    owner = step.shared.me(row[22], row[21])
-    return owner.donates and (row[20] or 0) < MAX_HOPS and me.can_run(found.queue, found.tier, found.task)

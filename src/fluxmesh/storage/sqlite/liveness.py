@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluxmesh.outcome import Counters
+from fluxmesh.storage.affinities import kept
 from fluxmesh.storage.sqlite import exchange, moves, place, push
 from fluxmesh.storage.sqlite.locks import is_freed
 from fluxmesh.storage.sqlite.step import Step, encode_struct
 from fluxmesh.storage.values import (
     MESH_VIEW_BYTES,
     PROCESS_GONE,
+    Affinity,
     BeatAnswer,
     Ground,
     OnDeath,
@@ -41,6 +43,7 @@ def register(step: Step, registration: Registration, bell: str | None, lock: str
     epoch = int(found[0])
     step.run("liveness.fence", registration.worker_id, epoch)
     step.run("liveness.forget_mesh_of_older", registration.worker_id, epoch)
+    step.run("liveness.forget_affinity_of_older", registration.worker_id, epoch)
     _put_worker(step, epoch, registration, "ready", 0, bell, lock, fenced=False)
     _put_tasks(step, "liveness.put_task", epoch, registration)
     return epoch
@@ -122,12 +125,15 @@ def beat(
         # With its row its tasks may have been forgotten: of a machine that slept, say. Newer ones stand.
         _put_tasks(step, "liveness.put_missing_task", worker.epoch, view.registration)
         step.run("liveness.forget_missing", worker.epoch)
+        step.run("liveness.forget_affinity", worker.epoch)
         standing, me = step.standing(worker.epoch)
     if owned is None:
         return BeatAnswer(standing, now_us=step.now_us)
     lost, cancelled = _compare(step, worker, owned, beat_us=0 if me is None else me.beat_us)
     if view.mesh is not None:
         _tell_mesh(step, worker.epoch, view.mesh, standing)
+    if view.affinity is not None:
+        _tell_affinity(step, worker.epoch, view.affinity, standing)
     command = step.one("liveness.command_of", worker.epoch)
     return BeatAnswer(standing, lost, cancelled, None if command is None else command[0], step.now_us)
 
@@ -138,6 +144,19 @@ def _tell_mesh(step: Step, epoch: int, view: bytes, standing: Standing) -> None:
         step.run("liveness.tell_mesh", epoch, step.now_us, view)
     else:
         step.run("liveness.forget_mesh", epoch)
+
+
+def _tell_affinity(step: Step, epoch: int, told: Affinity, standing: Standing) -> None:
+    affinity = kept(told) if standing is Standing.GOOD else None
+    if affinity is None:
+        step.run("liveness.forget_affinity", epoch)
+    else:
+        step.run("liveness.tell_affinity", epoch, affinity.weight, encode_struct(affinity.parts))
+
+
+def _forget_told(step: Step, epoch: int) -> None:
+    step.run("liveness.forget_mesh", epoch)
+    step.run("liveness.forget_affinity", epoch)
 
 
 def _compare(
@@ -170,7 +189,7 @@ def declare_dead(step: Step, worker: WorkerRef, how: str) -> bool:
     found = step.one("liveness.is_there", worker.epoch)
     if found is None:
         return False
-    step.run("liveness.forget_mesh", worker.epoch)
+    _forget_told(step, worker.epoch)
     if how == LEFT and step.one("liveness.owns", str(worker.epoch)) is None:
         step.run("liveness.drop_worker", worker.epoch)
         return True
@@ -183,7 +202,7 @@ def _look_for_freed_locks(step: Step) -> None:
     for epoch, lock in step.all("liveness.locks"):
         if lock != own and is_freed(step.shared.locks_folder, lock):
             step.run("liveness.declare", PROCESS_GONE, epoch, PROCESS_GONE)
-            step.run("liveness.forget_mesh", epoch)
+            _forget_told(step, epoch)
 
 
 def _dead_owners(step: Step, *, armed: bool) -> dict[int, tuple[str, Ground, str]]:

@@ -112,7 +112,7 @@ def to_ready(
         percent=percent,
         message=message,
     )
-    step.ready(row.queue, row.tier, row.task)
+    step.ready_again(row.queue, row.tier, row.task, row.slot, row.since_us)
 
 
 def to_new_tier(step: Step, row: Row, tier: int) -> None:
@@ -135,7 +135,7 @@ def to_new_tier(step: Step, row: Row, tier: int) -> None:
     seq = step.next_seq()
     lane = place.ready_lane(tier, row.queue)
     _write(step, row, to=place.READY, lane=lane, pos=seq, seq=seq, tier=tier, token=token, due_us=row.due_us)
-    step.ready(row.queue, tier, row.task)
+    step.ready_again(row.queue, tier, row.task, row.slot, row.since_us)
 
 
 def to_new_life(step: Step, row: Row) -> None:
@@ -153,7 +153,7 @@ def to_new_life(step: Step, row: Row) -> None:
         fresh=True,
         due_us=step.now_us,  # from when on this life waits
     )
-    step.ready(row.queue, row.tier, row.task)
+    step.ready(row.queue, row.tier, row.task, slot=row.slot)
 
 
 def to_later(

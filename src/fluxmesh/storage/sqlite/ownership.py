@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fluxmesh.storage.sqlite import moves, place
+from fluxmesh.storage.sqlite.belonging import Apart
 from fluxmesh.storage.sqlite.claim import Claim, Found, claimed
-from fluxmesh.storage.sqlite.exchange import next_held_s, takeable
+from fluxmesh.storage.sqlite.held import next_s, takeable
 from fluxmesh.storage.sqlite.step import Me, Row, Step
 from fluxmesh.storage.values import (
-    HELD_TAKEABLE_AFTER_S,
     MAX_HOPS,
     ClaimedJob,
     Owned,
@@ -18,8 +18,6 @@ from fluxmesh.storage.values import (
     TakeAnswer,
     WorkerRef,
 )
-
-_HELD_LOOK = 2_000
 
 
 def owned_row(step: Step, worker: WorkerRef, job_id: str, token: int) -> Row | None:
@@ -46,11 +44,14 @@ def transfer(step: Step, thief: WorkerRef, jobs: Sequence[Owned]) -> list[Claime
     if standing is not Standing.GOOD or me is None or _is_silent(step, me):
         return []
     taken = []
+    apart = Apart.of(step, me)
     for job in jobs:
         row = step.row(job.id)
         if row is None or row.token != job.token or row.place != place.HELD or row.lane == str(me.epoch):
             continue
         if (row.hops or 0) >= MAX_HOPS or not me.can_run(row.queue, row.tier, row.task):
+            continue
+        if apart is not None and apart.until_us(row.queue, row.tier, row.task, row.slot, row.since_us):
             continue
         found = step.one("exchange.owned", row.id, row.token, row.lane)
         if found is not None:
@@ -71,31 +72,30 @@ def _hop(step: Step, me: Me, found: Found, hops: int, *, running: bool) -> Claim
     step.run("exchange.hop", *values)
     step.count(found.queue, found.tier, place.HELD, -1)
     step.count(found.queue, found.tier, to, 1)
-    return claimed(found, token)
+    return claimed(found, token, hops)
 
 
 def take_held(step: Step, worker: WorkerRef, slots: int) -> TakeAnswer:
     standing, me = step.standing(worker.epoch)
-    if standing is not Standing.GOOD or me is None or not me.donates or slots < 1:
+    if standing is not Standing.GOOD or me is None or not me.donates or slots < 1 or _is_silent(step, me):
         return TakeAnswer()
     claim = Claim(step, me)
-    first = next(claim.runnable(me.tiers, 1), None)
     taken: list[ClaimedJob] = []
-    for row in step.all("exchange.held", str(me.epoch), _HELD_LOOK):
+    for held in takeable(step, me):
         if len(taken) >= slots:
             break
-        if row[19] + HELD_TAKEABLE_AFTER_S * 1e6 > step.boot_us or not takeable(step, me, row):
+        if held.from_us > step.boot_us:
             continue
-        found = Found(*row[:19])
-        if first is not None and first.tier < found.tier:
+        found = held.found
+        if claim.outranks(found.tier):
             break
         # A limit may have been registered since the job was held: such a job waits for its owner.
         if claim.is_limited(found) or claim.is_paused(found.queue):
             continue
         if found.expires_us is not None and found.expires_us <= step.now_us:
             continue
-        taken.append(_hop(step, me, found, (row[20] or 0) + 1, running=True))
-    return TakeAnswer(tuple(taken), next_held_s(step, me) if len(taken) < slots else None)
+        taken.append(_hop(step, me, found, held.hops + 1, running=True))
+    return TakeAnswer(tuple(taken), next_s(step, me) if len(taken) < slots else None)
 
 
 def progress(step: Step, worker: WorkerRef, notes: Sequence[ProgressNote]) -> list[bool]:

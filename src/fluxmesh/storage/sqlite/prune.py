@@ -108,6 +108,7 @@ def _drop_workers(step: Step, retention: Retention) -> int:
         step.run("prune.drop_worker", epoch)
     if gone:
         step.run("prune.mesh")
+        step.run("prune.affinity")
     for name in {name for _, bell, lock in gone for name in (bell, lock) if name is not None}:
         _remove_file(step, name)
     return len(gone)

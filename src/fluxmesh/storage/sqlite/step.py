@@ -8,7 +8,6 @@ commit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 
 import apsw
@@ -17,13 +16,16 @@ from msgspec import Struct
 
 from fluxmesh.clock import Clock
 from fluxmesh.limits import Rate, parse_rate
-from fluxmesh.storage.sqlite.bells import ENDED, WORK, Belfry
+from fluxmesh.storage.affinities import Own, is_kept_apart, own_of
+from fluxmesh.storage.sqlite.bells import ENDED, Belfry
 from fluxmesh.storage.sqlite.locks import DeathLock
 from fluxmesh.storage.sqlite.sqltext import Statements
-from fluxmesh.storage.values import Registration, Standing, TaskSpec
+from fluxmesh.storage.sqlite.wake import UNKNOWN_SLOT, Wish, wake
+from fluxmesh.storage.values import Affinity, AffinityPart, Registration, Standing, TaskSpec
 
 _decode_registration = msgspec.msgpack.Decoder(Registration).decode
 _decode_spec = msgspec.msgpack.Decoder(TaskSpec).decode
+_decode_parts = msgspec.msgpack.Decoder(tuple[AffinityPart, ...]).decode
 encode_struct = msgspec.msgpack.Encoder().encode
 _SEEN_MAX: Final = 4_096
 
@@ -59,6 +61,8 @@ class Row(Struct, frozen=True, gc=False):
     message: str | None
     unique_key: str | None
     idempotency_key: str | None
+    slot: int | None
+    since_us: int  # when it became ready, if it did
 
 
 class Me(Struct, frozen=True):
@@ -72,6 +76,7 @@ class Me(Struct, frozen=True):
     donates: bool
     lease_us: int
     beat_us: int
+    own: Own | None = None  # what belongs to it; None: nothing before others
 
     def can_run(self, queue: str, tier: int, task: str) -> bool:
         return task in self.tasks and tier in self.tiers and queue in self.queues
@@ -102,6 +107,16 @@ class Shared:
         self.turns: dict[int, int] = {}
         self._registrations: dict[tuple[int, bytes], Me] = {}
         self._specs: dict[bytes, TaskSpec] = {}
+        self._owns: dict[int, tuple[float, bytes, Own]] = {}
+
+    def own(self, epoch: int, weight: float, parts: bytes) -> Own:
+        known = self._owns.get(epoch)
+        if known is None or known[:2] != (weight, parts):
+            if len(self._owns) >= _SEEN_MAX:
+                self._owns.clear()
+            own = own_of(Affinity(weight, _decode_parts(parts)))
+            known = self._owns[epoch] = (weight, parts, own)
+        return known[2]
 
     def me(self, epoch: int, blob: bytes) -> Me:
         known = self._registrations.get((epoch, blob))
@@ -142,7 +157,7 @@ class Step:
         self._seq: int | None = None
         self._tally: Counter[tuple[str, int, int]] = Counter()
         self._lanes: Counter[tuple[str, str, int, str, str]] = Counter()
-        self._ready: Counter[tuple[str, int, str]] = Counter()
+        self._ready: Counter[Wish] = Counter()
         self._due: list[tuple[int, str, int, str]] = []
         self._ended: list[str] = []
         self._freed_tasks: set[str] = set()
@@ -150,6 +165,7 @@ class Step:
         self._opened_keys: set[str] = set()
         self._stale = 0
         self._limits: dict[str, Limit] | None = None
+        self._owners: list[Me] | None = None
         self._rings: list[tuple[str, bytes]] = []
         self.asking: int | None = None  # the epoch whose own exchange this is: it need not be woken
 
@@ -175,9 +191,22 @@ class Step:
         if found is None:
             return Standing.UNKNOWN, None
         me = self.shared.me(epoch, found[1])
+        if found[7] is not None:
+            me = msgspec.structs.replace(me, own=self.shared.own(epoch, found[7], found[8]))
         if found[2] or found[3] is not None:
             return Standing.FENCED, me
         return Standing.GOOD, me
+
+    def owners(self) -> list[Me]:
+        """Living workers of good standing to whom something belongs."""
+        if self._owners is None:
+            self._owners = [
+                msgspec.structs.replace(
+                    self.shared.me(epoch, blob), own=self.shared.own(epoch, weight, parts)
+                )
+                for epoch, blob, weight, parts in self.all("step.owners", self.boot_us)
+            ]
+        return self._owners
 
     def limits(self) -> dict[str, Limit]:
         """Limits by task, as the newest registrations have them."""
@@ -218,9 +247,17 @@ class Step:
         _, _, kind, ref = lane.split(":", 3)
         self._lanes[(lane, queue, tier, kind, ref)] += change
 
-    def ready(self, queue: str, tier: int, task: str, count: int = 1) -> None:
-        """Jobs that waiting workers should hear of."""
-        self._ready[(queue, tier, task)] += count
+    def ready(
+        self, queue: str, tier: int, task: str, count: int = 1, *, slot: int | None = UNKNOWN_SLOT
+    ) -> None:
+        """Jobs that waiting workers should hear of; one to whom they belong before others, if `slot` is
+        known (None: they have none)."""
+        self._ready[(queue, tier, task, slot)] += count
+
+    def ready_again(self, queue: str, tier: int, task: str, slot: int | None, since_us: int) -> None:
+        """A job that waits since then; after a while it is nobody's in particular."""
+        fresh = is_kept_apart(since_us, self.now_us)
+        self.ready(queue, tier, task, slot=slot if fresh else UNKNOWN_SLOT)
 
     def scheduled(self, due_us: int, queue: str, tier: int, task: str) -> None:
         self._due.append((due_us, queue, tier, task))
@@ -263,7 +300,7 @@ class Step:
         self._announce_freed()
         self._announce_due()
         if self._ready:
-            self._wake()
+            wake(self, self._ready)
         if self._ended and self.one("step.any_waiter"):
             self._tell_waiters()
         return self._rings
@@ -284,30 +321,6 @@ class Step:
         stored = [at for at in self.one("claim.due") or () if at is not None]
         if not stored or first[0] <= min(stored):
             self.ready(*first[1:])
-
-    def _waiting(self) -> Iterator[tuple[int, str | None, Me]]:
-        for epoch, bell in self.all("step.waiting"):
-            if epoch == self.asking:
-                continue
-            _, me = self.standing(epoch)
-            if me is not None:
-                yield epoch, bell, me
-
-    def _wake(self) -> None:
-        """Ring min(n, waiting) workers for each (queue, tier, task) with n new jobs."""
-        waiting = list(self._waiting())
-        for (queue, tier, task), count in sorted(self._ready.items(), key=lambda item: item[0][1]):
-            for entry in list(waiting):
-                if count <= 0:
-                    break
-                epoch, bell, me = entry
-                fits = tier in me.tiers and queue in me.queues and (not task or task in me.tasks)
-                if fits:
-                    waiting.remove(entry)
-                    count -= 1
-                    self.run("step.woken", epoch)
-                    if bell is not None:
-                        self.ring(bell, WORK)
 
     def _tell_waiters(self) -> None:
         for job_id in self._ended:

@@ -24,21 +24,28 @@ time matters: beside pytest it needs hypothesis, but no plugin for asyncio, and 
 import pytest
 
 _FAMILIES = (
-    "enqueue", "exchange", "settle", "limits", "ownership", "liveness", "reaping", "operators", "retention",
-    "reads", "push", "mesh", "faults", "repetition", "machine",
+    "enqueue", "exchange", "begin", "affinity", "settle", "limits", "ownership", "liveness", "reaping",
+    "operators", "retention", "reads", "push", "mesh", "faults", "repetition", "machine",
 )  # fmt: skip
 # Before the modules are imported: their bare asserts shall explain themselves in the binder's run.
 pytest.register_assert_rewrite(
     *(f"{__name__}.{name}" for name in (*_FAMILIES, "lab", "model", "scenes", "stage"))
 )
 
+from fluxmesh.testing.contract.affinity import (  # noqa: E402
+    TestOwnFirst,
+    TestStrictly,
+    TestTellingOfAffinity,
+    TestWakingTheOwner,
+)
+from fluxmesh.testing.contract.begin import TestBegin, TestSlotAndHops, TestSlotsLeft  # noqa: E402
 from fluxmesh.testing.contract.enqueue import (  # noqa: E402
     TestEnqueue,
     TestIdempotencyKeys,
     TestOpaqueRecords,
     TestUniqueKeys,
 )
-from fluxmesh.testing.contract.exchange import TestBegin, TestClaim, TestStanding  # noqa: E402
+from fluxmesh.testing.contract.exchange import TestClaim, TestStanding  # noqa: E402
 from fluxmesh.testing.contract.faults import (  # noqa: E402
     TestClosedStorage,
     TestDeathBetweenVerbs,
@@ -128,6 +135,7 @@ __all__ = [
     "TestNotices",
     "TestOpaqueRecords",
     "TestOrphans",
+    "TestOwnFirst",
     "TestParking",
     "TestPausedQueues",
     "TestProgress",
@@ -141,11 +149,16 @@ __all__ = [
     "TestRequests",
     "TestRetention",
     "TestSettle",
+    "TestSlotAndHops",
+    "TestSlotsLeft",
     "TestStanding",
+    "TestStrictly",
     "TestTakeHeld",
+    "TestTellingOfAffinity",
     "TestTending",
     "TestTransfer",
     "TestUniqueKeys",
     "TestWaitFor",
     "TestWakeUps",
+    "TestWakingTheOwner",
 ]

@@ -9,13 +9,18 @@ import pytest
 from fluxmesh.errors import InvalidOption
 from fluxmesh.ids import new_job_id
 from fluxmesh.job import Status
-from fluxmesh.storage.values import Begun, Owned, Settle, Settled, Standing
+from fluxmesh.storage.values import (
+    Begun,
+    Owned,
+    Settle,
+    Settled,
+    Standing,
+)
 from fluxmesh.testing.contract.lab import (
     COMPLETED,
     Lab,
     ids,
     new_job,
-    own,
     scenario,
 )
 
@@ -216,121 +221,3 @@ class TestStanding:
         assert (await worker.exchange(slots=1)).standing is Standing.FENCED
         assert (await worker.beat()).standing is Standing.FENCED
         assert await worker.claim(1) == []
-
-
-class TestBegin:
-    @scenario
-    async def test_a_held_job_begins_under_the_token_of_its_claim(self, lab: Lab) -> None:
-        await lab.put()
-        worker = await lab.worker()
-        held = await worker.hold_one()
-        lab.clock.advance(5)
-        assert await worker.begin(held) == [Begun.BEGUN]
-        job = await lab.job(held.id)
-        assert (job.status, job.token) == (Status.RUNNING, held.token)
-        assert job.started_at == pytest.approx(lab.clock.wall_us() / 1e6, abs=1e-3)
-        assert await worker.settle(held) is Settled.APPLIED
-
-    @scenario
-    async def test_a_begin_that_was_applied_is_answered_alike_when_repeated(self, lab: Lab) -> None:
-        await lab.put()
-        worker = await lab.worker()
-        held = await worker.hold_one()
-        request = worker.request(begin=[own(held)])
-        first, again = await worker.send(request), await worker.send(request)
-        assert first.begun == again.begun == (Begun.BEGUN,)
-        assert (await lab.job(held.id)).status is Status.RUNNING
-
-    @scenario
-    async def test_what_is_not_held_by_the_worker_is_lost(self, lab: Lab) -> None:
-        first, second = await lab.put(), await lab.put()
-        one, two = await lab.worker("w1"), await lab.worker("w2")
-        mine, others = await one.hold_one(), await two.hold_one()
-        assert (mine.id, others.id) == (first, second)
-        await one.release(mine)
-        wrong = [own(mine), own(others), Owned(new_job_id(), 5), Owned(others.id, others.token - 1)]
-        assert (await one.exchange(begin=wrong)).begun == (Begun.LOST,) * 4
-        assert await lab.statuses([first, second]) == [Status.PENDING, Status.CLAIMED]
-
-    @scenario
-    async def test_one_outranked_by_a_ready_job_is_given_back_to_its_old_place(self, lab: Lab) -> None:
-        first, second = await lab.put(), await lab.put()
-        worker = await lab.worker()
-        held = await worker.hold_one()
-        urgent = await lab.put(priority="high")
-        assert await worker.begin(held) == [Begun.OUTRANKED]
-        job = await lab.job(first)
-        assert (job.status, job.worker_id) == (Status.PENDING, None)
-        assert job.token > held.token
-        assert ids(await worker.claim(3)) == [urgent, first, second]
-
-    @scenario
-    async def test_a_due_job_outranks_although_nobody_has_promoted_it(self, lab: Lab) -> None:
-        await lab.put(priority=0, delay=1)
-        await lab.put()
-        worker = await lab.worker()
-        held = await worker.hold_one()
-        lab.clock.advance(1)
-        assert await worker.begin(held) == [Begun.OUTRANKED]
-
-    @scenario
-    async def test_a_parked_job_outranks_at_begin(self, lab: Lab) -> None:
-        await lab.put("work")
-        able = await lab.worker("w2", tasks=("work", "rare"))
-        held = await able.hold_one()
-        parked = await lab.put("rare", priority=0)
-        assert await (await lab.worker("w0")).claim(1) == []
-        assert (await lab.job(parked)).waiting_for is not None
-        assert await able.begin(held) == [Begun.OUTRANKED]
-
-    @pytest.mark.parametrize("why", ["tier", "queue", "task", "paused", "limit"])
-    @scenario
-    async def test_what_this_worker_could_not_run_does_not_outrank(self, lab: Lab, why: str) -> None:
-        await lab.put()
-        worker = await lab.worker(tiers=(1, 2), queues=("default", "shut"))
-        held = await worker.hold_one()
-        if why == "limit":
-            other = await lab.worker("w2")
-            await lab.put(concurrency_key="k", priority=1)
-            await other.claim_one()
-        if why == "paused":
-            await lab.storage.pause("shut")
-        await lab.put(
-            "alien" if why == "task" else "work",
-            priority=0 if why == "tier" else 1,
-            queue={"queue": "elsewhere", "paused": "shut"}.get(why, "default"),
-            **({"concurrency_key": "k"} if why == "limit" else {}),
-        )
-        assert await worker.begin(held) == [Begun.BEGUN]
-
-    @scenario
-    async def test_an_equal_tier_does_not_outrank(self, lab: Lab) -> None:
-        await lab.put()
-        worker = await lab.worker()
-        held = await worker.hold_one()
-        await lab.put()
-        assert await worker.begin(held) == [Begun.BEGUN]
-
-    @scenario
-    async def test_each_of_a_batch_is_judged_by_its_own_tier(self, lab: Lab) -> None:
-        await lab.put(priority=1)
-        await lab.put(priority=3)
-        worker = await lab.worker()
-        high, low = await worker.hold(2)
-        await lab.put(priority=2)
-        assert await worker.begin(high, low) == [Begun.BEGUN, Begun.OUTRANKED]
-
-    @scenario
-    async def test_settle_comes_before_begin_and_begin_before_claim(self, lab: Lab) -> None:
-        """A settle frees a permit; what waited for it outranks the begin and is claimed, in one step."""
-        await lab.put(concurrency_key="k", priority=1)
-        worker = await lab.worker()
-        running = await worker.claim_one()
-        await lab.put(priority=2)
-        held = await worker.hold_one()
-        waiting = await lab.put(concurrency_key="k", priority=1)
-        answer = await worker.exchange(
-            settle=[Settle(running.id, running.token, COMPLETED)], begin=[own(held)], slots=1
-        )
-        assert (answer.settled, answer.begun) == ((Settled.APPLIED,), (Begun.OUTRANKED,))
-        assert ids(answer.running) == [waiting]

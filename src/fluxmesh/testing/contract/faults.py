@@ -156,8 +156,9 @@ class TestLostReplies:
         # The one that was given back may be called outranked or lost: either way it is not this worker's.
         assert answer.begun[0] is Begun.BEGUN
         assert answer.begun[1] in (Begun.OUTRANKED, Begun.LOST)
-        await worker.complete(high)
-        assert await drain(lab, worker) == [urgent, low.id]
+        assert ids(answer.running) == [urgent]
+        await worker.complete(high, *answer.running)
+        assert await drain(lab, worker) == [low.id]
 
     @scenario
     async def test_of_an_exchange_that_does_everything_at_once(self, lab: Lab) -> None:

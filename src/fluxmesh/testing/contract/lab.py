@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
+from fluxmesh.affinity import SLOT_BITMAP_BYTES, slot_of
 from fluxmesh.clock import ManualClock
 from fluxmesh.errors import OutcomeUnknown
 from fluxmesh.job import TIERS, Job, JobError, Outcome, Status, fingerprint
@@ -18,6 +19,8 @@ from fluxmesh.outcome import Charge, Transition
 from fluxmesh.query import Query
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import (
+    Affinity,
+    AffinityPart,
     BeatAnswer,
     Begun,
     ClaimedJob,
@@ -228,10 +231,31 @@ class Puppet:
         )
 
     async def beat_listing(
-        self, owned: Sequence[Owned] | None, *, status: str = "ready", mesh: bytes | None = None
+        self,
+        owned: Sequence[Owned] | None,
+        *,
+        status: str = "ready",
+        mesh: bytes | None = None,
+        affinity: Affinity | None = None,
     ) -> BeatAnswer:
-        view = WorkerView(self.registration, status, len(owned or ()), mesh)
+        view = WorkerView(self.registration, status, len(owned or ()), mesh, affinity)
         return await self.storage.beat(self.ref, owned, view)
+
+    async def own(
+        self,
+        *keys: str,
+        weight: float = 1.0,
+        queues: Sequence[str] = ("default",),
+        tasks: Sequence[str] = (),
+        status: str = "ready",
+    ) -> None:
+        """A beat by which jobs of these keys, and of these tasks without a key, belong to it from now on."""
+        bits = bytearray(SLOT_BITMAP_BYTES)
+        for slot in map(slot_of, keys):
+            bits[slot >> 3] |= 0x80 >> (slot & 7)
+        affinity = Affinity(weight, (AffinityPart(tuple(queues), bytes(bits), tuple(tasks)),))
+        mine = [Owned(id_, token) for id_, token in self.owned.items()]
+        await self.beat_listing(mine, status=status, affinity=affinity)
 
 
 class Lab:

@@ -205,6 +205,8 @@ class Machine(Stage, RuleBasedStateMachine):
         self.model.stale += 1
         if answer.standing is Standing.GOOD:
             self.model.promote(self.now_us)
+            (seat,) = [seat for seat, other in self.puppets if other is puppet]
+            self.model.claim(seat, 1, answer.running, answer.held, self.now_us)
 
     def transfer(self, who: int, picks: list[int]) -> None:
         seat, puppet = self.seat(who)

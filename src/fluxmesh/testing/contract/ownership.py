@@ -8,8 +8,17 @@ import pytest
 
 from fluxmesh.ids import new_job_id
 from fluxmesh.job import Status
-from fluxmesh.storage.values import HELD_TAKEABLE_AFTER_S, MAX_HOPS, Begun, Owned, Settle, Settled, TaskSpec
-from fluxmesh.testing.contract.lab import COMPLETED, INTERRUPTED, Lab, ids, scenario
+from fluxmesh.storage.values import (
+    HELD_TAKEABLE_AFTER_S,
+    MAX_HOPS,
+    PARK_CAP,
+    Begun,
+    Owned,
+    Settle,
+    Settled,
+    TaskSpec,
+)
+from fluxmesh.testing.contract.lab import COMPLETED, INTERRUPTED, LEASE_S, Lab, ids, scenario
 
 TAKEABLE_S = HELD_TAKEABLE_AFTER_S + 0.01
 
@@ -223,6 +232,32 @@ class TestTakeHeld:
         assert (await idle.take_held()).running == ()
         assert ids(await idle.claim(1)) == [urgent]
         assert ids((await idle.take_held()).running) == [held.id]
+
+    @scenario
+    async def test_nothing_is_taken_if_the_look_at_higher_tiers_was_cut_short_by_parking(
+        self, lab: Lab
+    ) -> None:
+        owner, idle = await lab.worker("w1"), await lab.worker("w2")
+        await lab.put(priority=2)
+        held = await owner.hold_one()
+        await lab.put_many(PARK_CAP, "alien", priority=1)
+        urgent = await lab.put(priority=1)
+        lab.clock.advance(TAKEABLE_S)
+        assert (await idle.take_held()).running == ()
+        assert ids(await idle.claim(1)) == [urgent]
+        assert ids((await idle.take_held()).running) == [held.id]
+
+    @scenario
+    async def test_one_whose_lease_has_lapsed_takes_nothing_by_either_way(self, lab: Lab) -> None:
+        """What it took would be taken from it at once."""
+        await lab.put_many(2)
+        owner, silent = await lab.worker("w1"), await lab.worker("w2")
+        held = await owner.hold(2)
+        await lab.pass_time(LEASE_S + 0.1, owner)
+        assert (await silent.take_held(2)).running == ()
+        assert await silent.transfer(*held) == []
+        await silent.beat()
+        assert len(await silent.transfer(held[0])) == len((await silent.take_held(1)).running) == 1
 
     @scenario
     async def test_a_paused_queue_gives_nothing_to_take(self, lab: Lab) -> None:

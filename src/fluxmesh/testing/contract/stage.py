@@ -178,6 +178,7 @@ class Stage:
         for item, begun in zip(request.begin, answer.begun, strict=True):
             job = self.model.jobs[item.id]
             assert begun is self.model.begin(seat, job, item.token, self.now_us)
+            slots += begun is not Begun.BEGUN  # it leaves its slot to the claim
         assert not answer.more
         assert (len(answer.running) <= slots, len(answer.held) <= extra) == (True, True)
         self.model.claim(seat, slots, answer.running, answer.held, self.now_us)

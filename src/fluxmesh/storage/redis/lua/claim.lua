@@ -108,14 +108,21 @@ local function park(c, found, lane, reason)
 end
 
 -- What a claim reads of a record: place, token, task, payload, options, and of one that has more: attempts,
--- crashes, snoozes, interruptions, life, expires_us, concurrency_key, concurrency_limit, hops.
+-- crashes, snoozes, interruptions, life, expires_us, concurrency_key, concurrency_limit, hops, slot.
 local function read_claimable(name)
   local v = redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more')
   if not v.err and v[6] then
     v.more = call('HMGET', name, 'attempts', 'crashes', 'snoozes', 'interruptions', 'life', 'expires_us',
-      'concurrency_key', 'concurrency_limit', 'hops')
+      'concurrency_key', 'concurrency_limit', 'hops', 'slot')
   end
   return v
+end
+
+-- The slot of a job's key as it is stored; nil: it has none, or another hand has spoilt it.
+-- rare
+local function slot_in(text)
+  local slot = text and whole(text)
+  return slot and slot < 4096 and slot or nil
 end
 
 -- rare
@@ -350,13 +357,37 @@ local function runnable(c, tiers, want)
   end
 end
 
+-- Whether a job of a higher tier than this is ready that this worker could run; also if the look at them was cut short
+-- by parking, for then nobody knows.
+-- rare
+local function outranks(c, tier)
+  if not c.best and (c.empty_below or 0) < tier then
+    local tiers = {}
+    for _, better in ipairs(c.me.tiers) do
+      if better >= (c.empty_below or 0) and better < tier then
+        tiers[#tiers + 1] = better
+      end
+    end
+    local found = runnable(c, tiers, 1)()
+    if found then
+      c.best = found.tier
+    elseif not c.more then
+      c.empty_below = tier
+    end
+  end
+  return c.more or (c.best and c.best < tier)
+end
+
 -- Taking ---------------------------------------------------------------------------------------------------
 -- What a new owner is told: id, token, task, queue, tier, payload, options, and of a record with more: attempts,
--- crashes, snoozes, interruptions, life.
-local function claimed(id, token, queue, tier, v)
+-- crashes, snoozes, interruptions, life, hops, slot. hops: how often it has changed hands since it was claimed.
+local function claimed(id, token, queue, tier, v, hops)
   local told = {id, token, v[3], queue, tier, v[4], v[5]}
-  for i = 1, v.more and 5 or 0 do
-    told[7 + i] = v.more[i]
+  if v.more then
+    for i = 1, 5 do
+      told[7 + i] = v.more[i]
+    end
+    told[13], told[14] = hops or false, slot_in(v.more[10]) or false
   end
   return told
 end
@@ -368,6 +399,21 @@ local function spend_permit(c, task)
     limit.tat = standing_tat(limit, task) + limit.interval_us
     call('HSET', K.tat(), task, limit.tat)
   end
+end
+
+-- Whether no limit keeps a held job of this task from its start. It was registered since, for a limited job is never
+-- held; if one may start, its permit is used.
+-- rare
+local function may_begin(c, task)
+  if not c.limits[task] then
+    return true
+  end
+  if block(c, task) then
+    return false
+  end
+  spend_permit(c, task)
+  c.best = nil -- it may have been the permit of what was found there
+  return true
 end
 
 -- Most jobs of a claim are alike, so what is counted is counted for many of them at once: those alike that were not
@@ -571,5 +617,5 @@ local function hop(me, r, running)
       call('ZADD', K.held(), now, r.id)
     end
   end)
-  return claimed(r.id, int(token), r.queue, r.tier, read_claimable(K.job(r.id)))
+  return claimed(r.id, int(token), r.queue, r.tier, read_claimable(K.job(r.id)), (r.hops or 0) + 1)
 end

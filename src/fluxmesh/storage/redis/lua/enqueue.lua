@@ -1,6 +1,6 @@
 -- Store jobs, in order. A[2] = queue_cap, A[3] = jobs, each {id, task, queue, tier, payload, options, delay_us,
--- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags}; of
--- a plain job the first six.
+-- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags,
+-- slot}; of a plain job the first six.
 -- Answers per job 1 (created) or {verdict, id, by, status, pruned}.
 local queue_cap = A[2]
 local TIER = {[0] = '0', '1', '2', '3'}
@@ -124,10 +124,10 @@ local NOTHING = {}
 
 local function extras(job, due_us)
   -- Not #job: it may stop at any field that is nil, as queue and tier are where the task decides.
-  if not (job[6] or job[7] or job[8] or job[9] or job[10] or job[12] or job[13] or job[15]) then
+  if not (job[6] or job[7] or job[8] or job[9] or job[10] or job[12] or job[13] or job[15] or job[16]) then
     return NOTHING
   end
-  local found, more = {}, job[9] or job[12] or job[13]
+  local found, more = {}, job[9] or job[12] or job[13] or job[16]
   local function put(name, value)
     if value ~= nil then
       found[#found + 1] = name
@@ -141,6 +141,7 @@ local function extras(job, due_us)
   put('unique_key', job[12])
   put('concurrency_key', job[13])
   put('concurrency_limit', job[14])
+  put('slot', job[16] and int(job[16]) or nil)
   put('tags', job[15] and #job[15] > 0 and cmsgpack.pack(job[15]) or nil)
   put('more', more and '1' or nil)
   return found

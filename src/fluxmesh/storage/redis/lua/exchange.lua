@@ -151,7 +151,8 @@ local function settle_all()
   return table.concat(answers)
 end
 
--- Start a held job, unless a higher tier is ready that this worker could run.
+-- Start a held job, unless a higher tier is ready that this worker could run, or a limit that was registered since
+-- keeps it.
 -- rare
 local function begin(c, item)
   local r = row(item[1])
@@ -165,13 +166,7 @@ local function begin(c, item)
     to_end(r, 8, {token = token_after(r.token)})
     return 'l'
   end
-  local higher = {}
-  for _, tier in ipairs(c.me.tiers) do
-    if tier < r.tier then
-      higher[#higher + 1] = tier
-    end
-  end
-  if c.paused[r.queue] or runnable(c, higher, 1)() then
+  if c.paused[r.queue] or outranks(c, r.tier) or not may_begin(c, r.task) then
     to_ready(r, {token = token_after(r.token), percent = r.percent, message = r.message})
     return 'o'
   end
@@ -227,11 +222,14 @@ local begun, running, held = {}, nil, nil
 if request > me.request then
   call('HSET', K.worker(epoch), 'request', c.request)
 end
-if slots + extra > 0 and request <= me.request then
+if request <= me.request then
   running, held = given_before()
 end
 for i, item in ipairs(A[6]) do
   begun[i] = begin(c, item)
+  if begun[i] ~= 'b' then
+    slots = slots + 1 -- it leaves its slot to the claim
+  end
 end
 if not running then
   running, held = claim_jobs(c, slots, extra, A[9])

@@ -3,17 +3,16 @@
 -- the microseconds until the next may be taken.
 local stands, me = standing(A[2])
 local taken = {}
-if stands ~= 'good' or me.worker_id ~= A[4] or not me.donates or A[3] < 1 then
+if stands ~= 'good' or me.worker_id ~= A[4] or not me.donates or A[3] < 1 or now - me.beat_at_us > me.lease_us then
   return finish({taken, false})
 end
 local c = new_claim(me, 0)
-local first = runnable(c, me.tiers, 1)()
 for _, job in ipairs(takeable(me)) do
   if #taken >= A[3] then
     break
   end
   if job.at + TAKEABLE_US <= now then
-    if first and first.tier < job.tier then
+    if outranks(c, job.tier) then
       break
     end
     local r = row(job.id)

@@ -5,11 +5,11 @@
 -- would prepare a statement with a bound place anew each time.
 -- :name ready
 select rid, id, token, task, payload, options, attempts, crashes, snoozes, interruptions, life, seq, expires_us,
-  concurrency_key, concurrency_limit
+  concurrency_key, concurrency_limit, slot, max(created_us, ifnull(due_us, 0))
   from <job> where place = 1 and lane = ? and pos > ? order by pos limit ?
 -- :name parked
 select rid, id, token, task, payload, options, attempts, crashes, snoozes, interruptions, life, seq, expires_us,
-  concurrency_key, concurrency_limit
+  concurrency_key, concurrency_limit, slot, max(created_us, ifnull(due_us, 0))
   from <job> where place = 2 and lane = ? and pos > ? order by pos limit ?
 
 -- Parking sets that have something to give.
@@ -44,7 +44,7 @@ select (select pos from <job> where place = 0 and lane = '0' order by pos limit 
   (select pos from <job> where place = 0 and lane = '2' order by pos limit 1),
   (select pos from <job> where place = 0 and lane = '3' order by pos limit 1)
 -- :name due_jobs
-select rid, queue, task, id from <job> where place = 0 and lane = ? and pos <= ? order by pos limit ?
+select rid, queue, task, slot from <job> where place = 0 and lane = ? and pos <= ? order by pos limit ?
 -- (lane, seq, seq, rid)
 -- :name promote
 update <job> set place = 1, lane = ?, pos = ?, seq = ? where rid = ?

@@ -2,8 +2,8 @@
 
 -- :name insert
 insert into <job> (rid, id, place, lane, pos, seq, queue, tier, task, payload, options, created_us, due_us,
-  expires_us, unique_key, idempotency_key, concurrency_key, concurrency_limit)
-  values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  expires_us, unique_key, idempotency_key, concurrency_key, concurrency_limit, slot)
+  values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- :name tag
 insert or ignore into <tag> (tag, rid) values (?, ?)
 -- :name by_id

@@ -3,12 +3,12 @@
 -- What an earlier sending of this request was given and still owns: (lane, request) -> as claim.Found.
 -- :name given
 select rid, id, token, task, payload, options, attempts, crashes, snoozes, interruptions, life, seq, expires_us,
-  concurrency_key, concurrency_limit, queue, tier, place, lane
+  concurrency_key, concurrency_limit, slot, max(created_us, ifnull(due_us, 0)), queue, tier, place, lane
   from <job> where place in (3, 4) and lane = ? and request = ?
 -- An owned job: (id, token, lane) -> as claim.Found.
 -- :name owned
 select rid, id, token, task, payload, options, attempts, crashes, snoozes, interruptions, life, seq, expires_us,
-  concurrency_key, concurrency_limit, queue, tier, place, lane
+  concurrency_key, concurrency_limit, slot, max(created_us, ifnull(due_us, 0)), queue, tier, place, lane
   from <job> where id = ? and token = ? and lane = ? and place in (3, 4)
 
 -- :name wait
@@ -25,8 +25,8 @@ update <job> set place = 4, pos = ?, started_us = ?, missed = null where rid = ?
 select 1 from <job> where place = 3 limit 1
 -- :name held
 select j.rid, j.id, j.token, j.task, j.payload, j.options, j.attempts, j.crashes, j.snoozes,
-  j.interruptions, j.life, j.seq, j.expires_us, j.concurrency_key, j.concurrency_limit, j.queue, j.tier,
-  j.place, j.lane,
+  j.interruptions, j.life, j.seq, j.expires_us, j.concurrency_key, j.concurrency_limit, j.slot,
+  max(j.created_us, ifnull(j.due_us, 0)), j.queue, j.tier, j.place, j.lane,
   j.pos, j.hops, w.registration, w.epoch
   from <job> j join <worker> w on w.epoch = cast(j.lane as integer)
   where j.place = 3 and j.lane <> ? order by j.tier, j.pos limit ?

@@ -36,6 +36,14 @@ delete from <mesh> where epoch = ?
 -- :name forget_mesh_of_older
 delete from <mesh> where epoch in (select epoch from <worker> where worker_id = ? and epoch < ?)
 
+-- What belongs to a worker before others: (epoch, weight, parts)
+-- :name tell_affinity
+insert or replace into <affinity> (epoch, weight, parts) values (?, ?, ?)
+-- :name forget_affinity
+delete from <affinity> where epoch = ?
+-- :name forget_affinity_of_older
+delete from <affinity> where epoch in (select epoch from <worker> where worker_id = ? and epoch < ?)
+
 -- What an epoch owns: (lane) -> id, token, taken (boot us), cancel flag, missed lists, rid.
 -- :name owned
 select id, token, pos, cancel, missed, rid from <job> where place in (3, 4) and lane = ?

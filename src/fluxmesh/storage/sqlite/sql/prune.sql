@@ -30,6 +30,8 @@ select epoch, bell, lock from <worker> w
 delete from <worker> where epoch = ?
 -- :name mesh
 delete from <mesh> where epoch not in (select epoch from <worker>)
+-- :name affinity
+delete from <affinity> where epoch not in (select epoch from <worker>)
 -- (name, name): is a bell or lock named by a worker that stays?
 -- :name is_named
 select 1 from <worker> where bell = ? or lock = ? limit 1

@@ -54,6 +54,7 @@ create table <job> (
   idempotency_key text,
   concurrency_key text,
   concurrency_limit integer,
+  slot integer,
   payload blob not null,
   result blob,
   history blob,
@@ -129,6 +130,15 @@ create table <meta> (name text primary key, value any) strict, without rowid;
 create table if not exists <mesh> (
   epoch integer primary key, told_us integer not null, view blob not null
 ) strict;
+create table if not exists <affinity> (
+  epoch integer primary key, weight real not null, parts blob not null
+) strict;
+
+-- Has the table of jobs this column? It was added since, and stands last in files of before. (table)
+-- :name has_slot
+select 1 from pragma_table_info(?) where name = 'slot'
+-- :name add_slot
+alter table <job> add column slot integer
 
 -- :name first_values
 insert into <meta> (name, value) values

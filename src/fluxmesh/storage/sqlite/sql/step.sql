@@ -45,17 +45,23 @@ select bell from <waiter> where job_id = ?
 delete from <waiter> where job_id = ?
 
 -- :name worker
-select worker_id, registration, fenced, dead_how, command, bell, lease_us from <worker> where epoch = ?
+select w.worker_id, w.registration, w.fenced, w.dead_how, w.command, w.bell, w.lease_us, a.weight, a.parts
+  from <worker> w left join <affinity> a on a.epoch = w.epoch where w.epoch = ?
+-- Those to whom jobs belong, if they may come for them: (time since boot)
+-- :name owners
+select w.epoch, w.registration, a.weight, a.parts from <affinity> a join <worker> w on w.epoch = a.epoch
+  where w.fenced = 0 and w.dead_how is null and w.status = 'ready' and w.command is null
+  and w.beat_at_us + w.lease_us >= ?
 
 -- One job by id, as the moves need it (columns of step.Row, in order).
 -- :name row
 select rid, id, place, lane, pos, seq, queue, tier, task, token, life, attempts, crashes, snoozes,
   interruptions, started_us, worker_id, history, cancel, on_death, hops, concurrency_key, due_us, expires_us,
-  percent, message, unique_key, idempotency_key from <job> where id = ?
+  percent, message, unique_key, idempotency_key, slot, max(created_us, ifnull(due_us, 0)) from <job> where id = ?
 -- :name rows_of_owner
 select rid, id, place, lane, pos, seq, queue, tier, task, token, life, attempts, crashes, snoozes,
   interruptions, started_us, worker_id, history, cancel, on_death, hops, concurrency_key, due_us, expires_us,
-  percent, message, unique_key, idempotency_key from <job> where place in (3, 4) and lane = ? limit ?
+  percent, message, unique_key, idempotency_key, slot, max(created_us, ifnull(due_us, 0)) from <job> where place in (3, 4) and lane = ? limit ?
 
 -- The one statement that ends, returns or delays a job.
 -- :name move
