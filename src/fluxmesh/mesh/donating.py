@@ -123,7 +123,7 @@ class Donor:
         jobs = tuple(fresh[: min(most, max(1, there // 2))])
         surplus = there - len(jobs)
         if not jobs:
-            is_tried = len(mine) < len(found.jobs)
+            is_tried = len(fresh) < len(found.jobs)
             return self._refuse("nothing", RETRY_TRIED_MS if is_tried else 0, surplus)
         self._remember(jobs, thief, now)
         self.voice.count("jobs_offered", len(jobs))

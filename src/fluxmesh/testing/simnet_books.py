@@ -47,7 +47,7 @@ class Books:
         self._trace = trace
         self.accounts: dict[str, Account] = {}
         self.ready = [0] * TIERS
-        self.places: Counter[Place] = Counter()
+        self.places: dict[Place, int] = dict.fromkeys(Place, 0)
         self.verbs: Counter[str] = Counter()
         self.releases: Counter[str] = Counter()  # by reason
         self.moved_to: Counter[NodeRef] = Counter()  # jobs, by transfer
@@ -77,7 +77,7 @@ class Books:
         self._count(account, 1)
         if (row.place, row.owner, row.token) != (account.place, account.owner, account.token):
             raise self._broken("row", change, f"storage holds {row}, it ought to be {account}")
-        if self.places != self._store.places or self.places.total() != len(self.accounts):
+        if self.places != self._store.places or sum(self.places.values()) != len(self.accounts):
             raise self._broken(
                 "conservation", change, f"{self._store.places} of {len(self.accounts)}, counted {self.places}"
             )
@@ -201,8 +201,10 @@ class Books:
 
     def walk(self) -> None:
         """Every row against the books, and the counts of storage against its rows."""
-        counted = Counter(row.place for row in self._store.jobs.values())
-        if counted != +self._store.places:
+        counted = dict.fromkeys(Place, 0)
+        for row in self._store.jobs.values():
+            counted[row.place] += 1
+        if counted != self._store.places:
             raise Violation("conservation", f"rows {counted}, counts {self._store.places}")
         for job, account in self.accounts.items():
             row = self._store.jobs[job]

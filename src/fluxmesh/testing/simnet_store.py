@@ -7,7 +7,6 @@ and grow: max(previous + 1, now). Not modelled: payloads, limits, delays, retrie
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Final
@@ -111,7 +110,7 @@ class Store:
         self.owned: dict[NodeRef, dict[str, Row]] = {}
         self.leases: dict[NodeRef, Lease] = {}
         self.newest: dict[str, int] = {}
-        self.places: Counter[Place] = Counter()
+        self.places: dict[Place, int] = dict.fromkeys(Place, 0)
         self.told: Callable[[Change, Row], None] = lambda _change, _row: None
         self.wake: Callable[[int], None] = lambda _count: None
         self._answers: dict[NodeRef, dict[int, Exchanged]] = {}
