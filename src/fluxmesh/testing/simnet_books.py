@@ -47,6 +47,7 @@ class Books:
         self._trace = trace
         self.accounts: dict[str, Account] = {}
         self.ready = [0] * TIERS
+        self.runs: dict[NodeRef, tuple[int, ...]] = {}  # the tiers of each worker
         self.places: dict[Place, int] = dict.fromkeys(Place, 0)
         self.verbs: Counter[str] = Counter()
         self.releases: Counter[str] = Counter()  # by reason
@@ -122,7 +123,11 @@ class Books:
             raise self._broken("one owner", change, f"{account.owner} owns it under {account.token}")
 
     def _outranks_nothing(self, change: Change, account: Account) -> None:
-        if any(self.ready[: account.tier]):
+        assert change.by is not None
+        tiers = self.runs[change.by]
+        if account.tier not in tiers:
+            raise self._broken("cannot run", change, f"tier {account.tier}, it runs {tiers}")
+        if any(self.ready[tier] for tier in tiers if tier < account.tier):
             raise self._broken("strict priority", change, f"tier {account.tier}, ready by tier {self.ready}")
 
     def _may_move(self, now: int, change: Change, account: Account) -> None:
@@ -130,6 +135,8 @@ class Books:
             raise self._broken("token", change, f"{account.owner} owns it under {account.token}")
         if account.hops >= MAX_HOPS:
             raise self._broken("hops", change, f"it has changed hands {account.hops} times")
+        if change.by is not None and account.tier not in self.runs[change.by]:
+            raise self._broken("cannot run", change, f"tier {account.tier}, it runs {self.runs[change.by]}")
         if change.verb == "take_held":
             self._outranks_nothing(change, account)
             if now - account.since_ns < TAKEN_AFTER_NS:

@@ -91,13 +91,13 @@ class Onlooker(NobodyWatches):
                     about=(node.name, target.name),
                 )
 
-    def offers(self, victim: SimNode, thief: NodeRef | None, offer: Offer) -> None:
+    def offers(self, victim: SimNode, thief: SimWorker | None, offer: Offer) -> None:
         """At most half of what may change hands, and the highest tiers of it, but for what another thief is
         just trying to get."""
         assert self.shop is not None
         now = victim.now
         if thief is not None:
-            self._gave[victim.me, thief] = now
+            self._gave[victim.me, thief.me] = now
         worker = self.shop.worker_of(victim.me)
         if worker is None:
             return
@@ -112,7 +112,8 @@ class Onlooker(NobodyWatches):
         left = [
             tier
             for job, tier in movable.items()
-            if job not in offer.jobs and now - self._tried.get(job, -GAVE_NS) >= TRIED_NS
+            if job not in offer.jobs and (thief is None or tier in thief.habits.tiers)
+            if now - self._tried.get(job, -GAVE_NS) >= TRIED_NS
         ]
         lowest = max((movable[job] for job in offer.jobs), default=0)
         if left and min(left) < lowest:
@@ -185,7 +186,7 @@ class Workshop:
             seeds=tuple(f"10.0.0.{other + 1}:{PORT}" for other in range(self.nodes)),
             meta=Meta(
                 queues=("default",),
-                tiers=(0, 1, 2, 3),
+                tiers=habits.tiers,
                 capacity=habits.slots,
                 steals=habits.steals,
                 version="sim",
@@ -309,7 +310,7 @@ class Workshop:
         where = _MESSAGE_STEPS.get(message)
         other = self.net.running.get(to)
         if isinstance(body, Offer):
-            self.onlooker.offers(sender, None if other is None else other.me, body)
+            self.onlooker.offers(sender, None if other is None else self.worker_of(other.me), body)
         if where is not None and other is not None:
             pair = (other.me, sender.me) if message in {"offer", "noted"} else (sender.me, other.me)
             self.net.push(self.net.now, self.step, where, *pair)

@@ -82,6 +82,7 @@ class Lease(Struct):
 
     until_ns: int
     donates: bool = True
+    tiers: tuple[int, ...] = tuple(range(TIERS))  # that it runs
     proven_dead: bool = False
 
 
@@ -134,13 +135,15 @@ class Store:
             count += 1
         self.wake(count)
 
-    def register(self, worker: NodeRef, *, donates: bool = True) -> None:
+    def register(
+        self, worker: NodeRef, *, donates: bool = True, tiers: tuple[int, ...] = tuple(range(TIERS))
+    ) -> None:
         """A run with a higher epoch fences those before it; their jobs wait for a ground to be reaped."""
         self.newest[worker.worker_id] = max(worker.epoch, self.newest.get(worker.worker_id, 0))
         for run in [run for run, rows in self.owned.items() if not rows and not self.is_good(run)]:
             del self.owned[run], self.leases[run]
             self._answers.pop(run, None)
-        self.leases[worker] = Lease(self._now() + self.lease_ns, donates)
+        self.leases[worker] = Lease(self._now() + self.lease_ns, donates, tiers)
         self.owned[worker] = {}
 
     def is_good(self, worker: NodeRef) -> bool:
@@ -210,7 +213,7 @@ class Store:
         if not self._is_own(worker, item, Place.HELD) or not self.is_good(worker):
             return Begun.LOST
         row = self.jobs[item.id]
-        if any(self.ready[tier] for tier in range(row.tier)):
+        if self._is_outranked(worker, row):
             self._release(row, "outranked", worker, item.token)
             return Begun.OUTRANKED
         self._put(row, Place.RUNNING, worker, row.token)
@@ -219,7 +222,8 @@ class Store:
 
     def _claim(self, worker: NodeRef, count: int, place: Place) -> list[Given]:
         given: list[Given] = []
-        for queue in self.ready:
+        for tier in self.leases[worker].tiers:
+            queue = self.ready[tier]
             while queue and len(given) < count:
                 row = queue[min(queue)]
                 presented = row.token
@@ -228,6 +232,10 @@ class Store:
                 self.told(Change("claim", row.id, worker, presented, row.token, place), row)
                 given.append(_given(row))
         return given
+
+    def _is_outranked(self, worker: NodeRef, row: Row) -> bool:
+        """Whether a job of a higher tier is ready that this worker could run."""
+        return any(self.ready[tier] for tier in self.leases[worker].tiers if tier < row.tier)
 
     def _held_in(self, worker: NodeRef) -> int | None:
         now = self._now()
@@ -260,7 +268,11 @@ class Store:
 
     def _may_move(self, row: Row, item: Offered, thief: NodeRef) -> bool:
         return (
-            row.place is Place.HELD and row.token == item.token and row.owner != thief and row.hops < MAX_HOPS
+            row.place is Place.HELD
+            and row.token == item.token
+            and row.owner != thief
+            and row.hops < MAX_HOPS
+            and row.tier in self.leases[thief].tiers
         )
 
     def take_held(self, worker: NodeRef, slots: int) -> list[Given]:
@@ -269,16 +281,18 @@ class Store:
         if not self.is_good(worker):
             return []
         now = self._now()
+        tiers = self.leases[worker].tiers
         rows = [
             row
             for owner, owned in self.owned.items()
             if owner != worker and self.leases[owner].donates
             for row in owned.values()
-            if row.place is Place.HELD and row.hops < MAX_HOPS and row.owned_ns + TAKEABLE_AFTER_NS <= now
+            if row.place is Place.HELD and row.hops < MAX_HOPS and row.tier in tiers
+            if row.owned_ns + TAKEABLE_AFTER_NS <= now
         ]
         given: list[Given] = []
         for row in sorted(rows, key=lambda row: (row.tier, row.seq))[:slots]:
-            if any(self.ready[tier] for tier in range(row.tier)):
+            if self._is_outranked(worker, row):
                 break
             presented = row.token
             row.hops += 1

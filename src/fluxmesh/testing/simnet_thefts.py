@@ -91,12 +91,14 @@ def draw_scheme(seed: int, *, work_s: int = QUICK_S) -> Scheme:
     favourites = tuple(sorted(rng.sample(range(nodes), rng.choice((1, 1, 2)))))
     slots = [rng.randint(1, 2) if n in favourites else rng.randint(2, 6) for n in range(nodes)]
     apart, by_mesh_alone = rng.random() < 0.15, rng.random() < 0.6
+    picky = nodes - 1 if rng.random() < 0.25 else -1  # runs but the low tiers
     habits = tuple(
         Habits(
             slots=slots[n],
             greedy=n in favourites,
             steals=not (apart and n == nodes - 1),
             takes_held=not by_mesh_alone,
+            tiers=(2, 3) if n == picky and n not in favourites else (0, 1, 2, 3),
         )
         for n in range(nodes)
     )

@@ -43,6 +43,7 @@ class Habits(Struct, frozen=True, kw_only=True):
     batch: int = 4
     steals: bool = True
     takes_held: bool = True  # by storage alone
+    tiers: tuple[int, ...] = (0, 1, 2, 3)
 
 
 class Flight(Struct):
@@ -89,7 +90,8 @@ class SimWorker:
     # -- life --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.shop.store.register(self.me, donates=self.habits.steals)
+        self.shop.books.runs[self.me] = self.habits.tiers
+        self.shop.store.register(self.me, donates=self.habits.steals, tiers=self.habits.tiers)
         self._tell_load()
         self.later(self.rng.randrange(self.shop.store.beat_ns), self._beat)
         self.later(self.rng.randrange(POLL_NS), self._poll)
