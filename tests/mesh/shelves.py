@@ -1,4 +1,4 @@
-"""Work without workers: shelves of jobs, a storage that lets one of two have each, and who takes and tells."""
+"""Work without workers: shelves of jobs, a storage that lets one of two have each, and hands."""
 
 from __future__ import annotations
 

@@ -240,6 +240,9 @@ class Streams:
             return await connection.read()
         except (OSError, asyncio.IncompleteReadError):
             return None
+        except BaseException:  # whoever waits no longer leaves nobody to close it
+            connection.close()
+            raise
 
     async def _ask_new(self, connection: _Connection, frame: bytes) -> bytes:
         try:

@@ -6,7 +6,7 @@ import random
 from typing import TypeVar
 
 from fluxmesh.mesh import wire
-from fluxmesh.mesh.effects import Arm, Call, Disarm, Effect, Emit, Join, Reply, Send, Timer
+from fluxmesh.mesh.effects import Arm, Call, Disarm, Effect, Emit, Join, Reply, Send, Take, Timer
 from fluxmesh.mesh.membership import GREETINGS_AT_ONCE
 from fluxmesh.mesh.messages import (
     PROTOCOL,
@@ -24,10 +24,11 @@ from fluxmesh.mesh.messages import (
     Standing,
     StreamFrame,
 )
+from fluxmesh.mesh.shelf import Shelf
 from fluxmesh.mesh.swim import Swim
 from fluxmesh.mesh.timing import DATAGRAM_MAX_BYTES, SEAL_BYTES, S, Timing
 
-EffectT = TypeVar("EffectT", Send, Arm, Disarm, Emit, Call, Reply)
+EffectT = TypeVar("EffectT", Send, Arm, Disarm, Emit, Call, Reply, Take)
 
 META = Meta(("default",), (0, 1, 2, 3), 8)
 HASH = wire.meta_hash(META)
@@ -72,6 +73,10 @@ class Bench:
         timing: Timing | None = None,
         seeds: tuple[str, ...] = (),
         joins: bool = True,
+        shelf: Shelf | None = None,
+        steals: bool = True,
+        steal_rate_limit: float = 10.0,
+        tasks: tuple[int, ...] = (),
     ) -> None:
         self.now = 1_000 * S
         self.core = Swim(
@@ -81,6 +86,10 @@ class Bench:
             timing=timing or Timing(),
             seeds=seeds,
             rng=random.Random(seed),
+            shelf=shelf,
+            steals=steals,
+            steal_rate_limit=steal_rate_limit,
+            tasks=tasks,
         )
         self.timers: dict[Timer, int] = {}
         self.asked: list[Effect] = []  # all effects of the last call of a peer

@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fluxmesh.affinity import SLOT_BITMAP_BYTES, SLOTS, slot_of
+from fluxmesh.affinity import SLOT_BITMAP_BYTES, SLOTS, has_slot, slot_of
 from fluxmesh.mesh import ring as ring_module
 from fluxmesh.mesh.ring import Ring
 
@@ -187,3 +187,66 @@ def test_a_large_fleet_is_owned_whole() -> None:
     shares = ring.shares()
     assert sum(shares.values()) == 1
     assert min(shares.values()) > 0
+
+
+class TestOver:
+    FLEET = {f"worker-{number}": 150 for number in range(10)}  # noqa: RUF012
+
+    @settings(max_examples=40, deadline=None)
+    @given(fleets, st.data())
+    def test_only_slots_of_those_who_have_too_much_move_and_none_to_one_of_them(
+        self, members: dict[str, int], data: st.DataObject
+    ) -> None:
+        over = data.draw(st.sets(st.sampled_from(sorted(members)), max_size=len(members)))
+        before, after = Ring(members), Ring(members, over)
+        for slot in range(0, SLOTS, 3):
+            was, now = before.owner_of_slot(slot), after.owner_of_slot(slot)
+            if len(over) == len(members) or was not in over:
+                assert now == was
+            else:
+                assert now in members.keys() - over
+
+    @settings(max_examples=20, deadline=None)
+    @given(fleets, st.data())
+    def test_every_answer_follows_from_the_same_table(
+        self, members: dict[str, int], data: st.DataObject
+    ) -> None:
+        over = frozenset(data.draw(st.sets(st.sampled_from(sorted(members)))))
+        ring = Ring(members, over)
+        owners = [ring.owner_of_slot(slot) for slot in range(SLOTS)]
+        shares = Counter(owners)
+        assert {one: share * SLOTS for one, share in ring.shares().items() if share} == dict(shares)
+        for worker in members:
+            bits = ring.owned_slots(worker)
+            assert all(has_slot(bits, slot) == (owners[slot] == worker) for slot in range(0, SLOTS, 31))
+        for span in ring.spans():
+            assert owners[int(span.start * SLOTS)] == span.worker_id
+        for key in KEYS[:50]:
+            assert ring.owner(key) == owners[slot_of(key)] == next(ring.candidates(key))
+            assert len(over) == len(members) or over.isdisjoint(ring.candidates(key))
+
+    def test_the_bound_is_part_of_what_a_ring_is(self) -> None:
+        plain, bounded = Ring(self.FLEET), Ring(self.FLEET, {"worker-3"})
+        assert plain != bounded
+        assert bounded == plain.passing({"worker-3"}) == Ring(self.FLEET, {"worker-3", "nobody"})
+        assert hash(bounded) == hash(plain.passing({"worker-3"}))
+        assert [plain.passing({"worker-3"}).owner(key) for key in KEYS] == [
+            bounded.owner(key) for key in KEYS
+        ]
+        assert bounded.passing(frozenset()) == plain
+
+    def test_what_one_passes_on_is_shared_out_among_all_others_and_not_given_to_its_neighbour(self) -> None:
+        plain, bounded = Ring(self.FLEET), Ring(self.FLEET, {"worker-0"})
+        went = Counter(bounded.owner(key) for key in KEYS if plain.owner(key) == "worker-0")
+        assert len(went) == 9
+        assert max(went.values()) < 3 * sum(went.values()) / 9
+
+    def test_one_more_that_has_too_much_moves_only_its_own_slots(self) -> None:
+        one, two = Ring(self.FLEET, {"worker-0"}), Ring(self.FLEET, {"worker-0", "worker-1"})
+        for slot in range(SLOTS):
+            if one.owner_of_slot(slot) != "worker-1":
+                assert two.owner_of_slot(slot) == one.owner_of_slot(slot)
+
+    def test_it_goes_to_somebody_even_if_the_others_have_hardly_a_point(self) -> None:
+        ring = Ring({"large": 1_000, "tiny": 1, "small": 1}, {"large"})
+        assert {ring.owner_of_slot(slot) for slot in range(SLOTS)} == {"tiny", "small"}

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxmesh.mesh import wire
-from fluxmesh.mesh.effects import Arm, Call, Effect, Leave, Reply, Send, UpdateLoad, UpdateMeta
+from fluxmesh.mesh.donating import OFFERS_MAX
+from fluxmesh.mesh.effects import (
+    Arm,
+    Call,
+    Command,
+    Effect,
+    Leave,
+    Reply,
+    Seek,
+    Send,
+    Take,
+    Took,
+    UpdateLoad,
+    UpdateMeta,
+)
 from fluxmesh.mesh.messages import (
     PROTOCOL,
     Ack,
@@ -24,6 +40,10 @@ from fluxmesh.mesh.messages import (
     MetaIs,
     Nack,
     NodeRef,
+    Noted,
+    Nothing,
+    Offer,
+    Offered,
     Packet,
     Ping,
     PingReq,
@@ -31,15 +51,19 @@ from fluxmesh.mesh.messages import (
     Records,
     Refused,
     Same,
+    Steal,
     StreamFrame,
+    Taken,
     TcpAck,
     TcpPing,
 )
+from fluxmesh.mesh.stealing import PEERS_MAX
 from fluxmesh.mesh.timing import MS, S
 from fluxmesh.mesh.voice import CALLS_MAX
 from tests.unit.mesh.driving import BUDGET, HASH, META, Bench, address_of, of
 
 # A small world, so that what is said fits together often enough to have consequences.
+IDS = [f"{number:036}" for number in range(6)]
 names = st.sampled_from(["me", "peer-1", "peer-2", "peer-3", "peer-4", "x"])
 epochs = st.integers(0, 6)
 nodes = st.builds(NodeRef, names, epochs)
@@ -65,11 +89,12 @@ loads = st.builds(
     names,
     epochs,
     st.integers(0, 5),
-    stealable=st.integers(0, 9),
+    stealable=st.integers(0, 30),
     flags=st.integers(0, 15),
     age_ms=st.integers(0, 9_000),
 )
 digests = st.builds(Digest, names, epochs, incarnations, st.integers(0, 3))
+offered = st.lists(st.builds(Offered, st.sampled_from(IDS), st.integers(0, 3)), max_size=4).map(tuple)
 messages = st.one_of(
     st.builds(Ping, seqs, nodes, st.one_of(st.none(), records)),
     st.builds(Ack, seqs),
@@ -100,6 +125,17 @@ bodies = st.one_of(
     st.builds(TcpPing, nodes, st.one_of(st.none(), records)),
     st.builds(TcpAck, nodes),
     st.just(Refused("no")),
+    st.builds(
+        Steal,
+        st.integers(1, 9),
+        st.sampled_from([(), ("default",), ("other",)]),
+        st.sampled_from([(), (0, 1, 2, 3)]),
+        st.sampled_from([(), (1, 2)]),
+    ),
+    st.builds(Offer, offered, st.integers(0, 20)),
+    st.builds(Nothing, st.just("no"), st.integers(0, 5_000), st.integers(0, 20)),
+    st.builds(Taken, offered),
+    st.just(Noted()),
 )
 packets = st.builds(
     Packet,
@@ -113,6 +149,9 @@ packets = st.builds(
 commands = st.one_of(
     st.builds(UpdateMeta, metas),
     st.builds(UpdateLoad, loads),
+    st.builds(Seek, st.integers(0, 9)),
+    st.builds(Seek, st.integers(1, 9)),
+    st.builds(Took, nodes, offered, offered),
     st.just(Leave()),
 )
 steps = st.one_of(
@@ -125,6 +164,16 @@ steps = st.one_of(
     st.tuples(st.just("failed"), addresses, st.none()),
     st.tuples(st.just("resolved"), st.lists(addresses, max_size=4), st.none()),
 )
+
+
+class Full:
+    """A shelf that never empties."""
+
+    def offer(self, wish: Steal, most: int, thief: NodeRef) -> Offer:
+        return Offer(tuple(Offered(one, 1) for one in IDS[:most]), len(IDS) - min(most, len(IDS)))
+
+    def taken(self, jobs: Sequence[Offered], thief: NodeRef) -> int:
+        return len(jobs)
 
 
 def a_step(bench: Bench, calls: list[Call], step: tuple[str, object, object]) -> list[Effect]:
@@ -159,15 +208,15 @@ def a_step(bench: Bench, calls: list[Call], step: tuple[str, object, object]) ->
 @settings(max_examples=150)
 @given(
     st.lists(steps, max_size=50),
-    st.lists(st.tuples(st.integers(0, 50), commands), max_size=3),
+    st.lists(st.tuples(st.integers(0, 50), commands), max_size=6),
     st.integers(0, 99),
 )
 def test_anything_may_come(
     course: list[tuple[str, object, object]],
-    ordered: list[tuple[int, UpdateMeta | UpdateLoad | Leave]],
+    ordered: list[tuple[int, Command]],
     seed: int,
 ) -> None:
-    bench = Bench(3, seed=seed, seeds=("s",))
+    bench = Bench(3, seed=seed, seeds=("s",), shelf=Full())
     calls = of(bench.first, Call)
     held: dict[str, tuple[int, int, int]] = {}
     incarnation = 0
@@ -183,6 +232,10 @@ def test_anything_may_come(
         assert all(isinstance(wire.decode_packet(sent.data), Packet) for sent in of(effects, Send))
         assert all(arm.at_ns >= bench.now for arm in of(effects, Arm))
         assert len(of(effects, Reply)) == (step[0] == "ask")
+        assert bench.core.thief.remembered <= PEERS_MAX
+        assert bench.core.donor.remembered <= OFFERS_MAX
+        for take in of(effects, Take):
+            assert 0 < len({job.id for job in take.jobs}) == len(take.jobs) <= 4
         assert bench.core.record.incarnation >= incarnation
         incarnation = bench.core.record.incarnation
         seen = set()

@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 
 from fluxmesh.mesh import wire
 from fluxmesh.mesh.messages import (
+    OFFERED_MAX,
     PROTOCOL,
+    TASKS_MAX,
     Ack,
     AckRelay,
     Compare,
     Digest,
     Digests,
     Exchange,
+    Frame,
     Gossip,
     Load,
     Meta,
@@ -28,6 +31,10 @@ from fluxmesh.mesh.messages import (
     MetaIs,
     Nack,
     NodeRef,
+    Noted,
+    Nothing,
+    Offer,
+    Offered,
     Packet,
     Ping,
     PingReq,
@@ -35,7 +42,9 @@ from fluxmesh.mesh.messages import (
     Records,
     Refused,
     Same,
+    Steal,
     StreamFrame,
+    Taken,
     TcpAck,
     TcpPing,
 )
@@ -112,6 +121,9 @@ messages = st.one_of(
     st.just(Gossip()),
 )
 tables = st.lists(metas, max_size=3)
+offered = st.lists(
+    st.builds(Offered, st.uuids().map(str), counts), max_size=5, unique_by=lambda job: job.id
+).map(tuple)
 bodies = st.one_of(
     st.builds(Compare, st.integers(0, (1 << 64) - 1), counts),
     st.just(Same()),
@@ -123,6 +135,17 @@ bodies = st.one_of(
     st.builds(TcpPing, nodes, about),
     st.builds(TcpAck, nodes),
     st.builds(Refused, st.text(letters, max_size=200)),
+    st.builds(
+        Steal,
+        st.integers(1, 1_000),
+        st.lists(names, max_size=3).map(tuple),
+        st.lists(st.integers(0, 3), max_size=4).map(tuple),
+        st.lists(st.integers(0, (1 << 64) - 1), max_size=5).map(tuple),
+    ),
+    st.builds(Offer, offered, amounts),
+    st.builds(Nothing, st.text(letters, max_size=200), amounts, amounts),
+    st.builds(Taken, offered),
+    st.just(Noted()),
 )
 frames = st.builds(StreamFrame, st.just(PROTOCOL), nodes, counts, counts, bodies)
 heads = st.builds(Packet, st.just(PROTOCOL), nodes, counts, messages)
@@ -334,6 +357,43 @@ def test_particulars_out_of_bounds_are_refused(meta: Meta, reason: str) -> None:
     node = NodeRef("worker-1", 7)
     for body in (MetaIs(node, meta), Records([], [meta]), Exchange([], [], [meta])):
         assert wire.decode_frame(wire.encode_frame(StreamFrame(PROTOCOL, node, 0, 1, body))) == reason
+
+
+ID = "0190f3a4-7c1d-7c55-8a10-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (Offer((Offered(ID, 1), Offered(ID, 2))), wire.BAD_JOBS),
+        (Taken((Offered(ID, 1), Offered(ID, 1))), wire.BAD_JOBS),
+        (Offer((Offered(ID[:-1], 1),)), wire.OUT_OF_BOUNDS),
+        (Offer((Offered(ID[:-1] + "\n", 1),)), wire.BAD_NAME),
+        (Taken((Offered(ID[:-1] + "é", 1),)), wire.BAD_NAME),
+        (Taken((Offered(ID, -1),)), wire.OUT_OF_BOUNDS),
+        (Offer(tuple(Offered(f"{n:036}", 1) for n in range(OFFERED_MAX + 1))), wire.OUT_OF_BOUNDS),
+        (Steal(0, ("q",), (0,), ()), wire.OUT_OF_BOUNDS),
+        (Steal(OFFERED_MAX + 1, ("q",), (0,), ()), wire.OUT_OF_BOUNDS),
+        (Steal(1, ("a:b",), (0,), ()), wire.BAD_NAME),
+        (Steal(1, ("q",) * 129, (0,), ()), wire.OUT_OF_BOUNDS),
+        (Steal(1, ("q",), (4,), ()), wire.OUT_OF_BOUNDS),
+        (Steal(1, ("q",), (0,), tuple(range(TASKS_MAX + 1))), wire.OUT_OF_BOUNDS),
+        (Nothing("a\nb"), wire.BAD_NAME),
+        (Nothing("", -1), wire.OUT_OF_BOUNDS),
+    ],
+)
+def test_what_moves_work_is_held_to_its_bounds(body: Frame, reason: str) -> None:
+    frame = StreamFrame(PROTOCOL, NodeRef("worker-1", 7), 3, 1, body)
+    assert wire.decode_frame(wire.encode_frame(frame)) == reason
+
+
+def test_the_largest_request_and_the_largest_offer_are_within_a_frame() -> None:
+    queues = tuple(f"{number:0200}" for number in range(128))
+    tasks = tuple((1 << 64) - 1 - number for number in range(TASKS_MAX))
+    jobs = tuple(Offered(f"{number:036}", (1 << 63) - 1) for number in range(OFFERED_MAX))
+    for body in (Steal(OFFERED_MAX, queues, (0, 1, 2, 3), tasks), Offer(jobs, 1_000_000_000), Taken(jobs)):
+        frame = StreamFrame(PROTOCOL, NodeRef("w" * 200, 1), 0, 1, body)
+        assert wire.decode_frame(wire.encode_frame(frame)) == frame
 
 
 def test_particulars_of_many_queues_are_told_to_be_too_large_before_they_are_sent() -> None:
