@@ -16,7 +16,7 @@ from fluxmesh.testing.simnet_report import histogram, points_hit, summary, theft
 from fluxmesh.testing.simnet_run import Outcome, run_seed
 from fluxmesh.testing.simnet_thefts import LONG_S, Stolen, run_thefts
 
-SUMMARY = "the mesh in virtual time: seeds of faults against its promises, or its figures at a size"
+SUMMARY = "the mesh in virtual time: seeds of faults against its promises, thefts, or its figures at a size"
 EXAMPLES = (
     "fluxmesh mesh simulate --seeds 1-100",
     "fluxmesh mesh simulate --seeds 17 --trace",
@@ -151,7 +151,7 @@ def _stolen(options: Options) -> tuple[list[Stolen], float]:
     played: list[Stolen] = []
     steals = 0
     for seed in options.seeds or itertools.count(1):
-        one = run_thefts(seed, work_s=LONG_S)
+        one = run_thefts(seed, work_s=LONG_S, workers=options.nodes)
         played.append(one)
         steals += one.thefts
         if one.problem:

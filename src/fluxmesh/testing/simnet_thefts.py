@@ -84,10 +84,11 @@ class Stolen(Struct, frozen=True, kw_only=True):
     done: frozenset[str]
 
 
-def draw_scheme(seed: int, *, work_s: int = QUICK_S) -> Scheme:
+def draw_scheme(seed: int, *, work_s: int = QUICK_S, workers: int | None = None) -> Scheme:
     """The scheme of a seed: the same for ever, as long as this function stays."""
     rng = Random(f"scheme of {seed}")
-    nodes = rng.randint(3, 8)
+    drawn = rng.randint(3, 8)
+    nodes = workers or drawn
     favourites = tuple(sorted(rng.sample(range(nodes), rng.choice((1, 1, 2)))))
     slots = [rng.randint(1, 2) if n in favourites else rng.randint(2, 6) for n in range(nodes)]
     apart, by_mesh_alone = rng.random() < 0.15, rng.random() < 0.6
@@ -141,8 +142,8 @@ def draw_scheme(seed: int, *, work_s: int = QUICK_S) -> Scheme:
     )
 
 
-def run_thefts(seed: int, *, work_s: int = QUICK_S) -> Stolen:
-    return play(draw_scheme(seed, work_s=work_s))
+def run_thefts(seed: int, *, work_s: int = QUICK_S, workers: int | None = None) -> Stolen:
+    return play(draw_scheme(seed, work_s=work_s, workers=workers))
 
 
 def play(scheme: Scheme) -> Stolen:
