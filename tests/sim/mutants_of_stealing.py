@@ -223,6 +223,18 @@ def who_has_just_taken_is_asked(patch: Patch) -> None:
     patch.setattr(Donor, "took_lately", lambda _self, _thief, _now, _within_ns: False)
 
 
+@mutant(lambda scheme: len(scheme.favourites) > 1)
+def two_are_asked_at_once(patch: Patch) -> None:
+    def ask(self: Thief, now: int) -> None:
+        real(self, now)
+        first, self._busy = self._busy, None
+        real(self, now)
+        self._busy = self._busy or first
+
+    real = Thief._ask_one
+    patch.setattr(Thief, "_ask_one", ask)
+
+
 # -- what is counted -------------------------------------------------------------------------------------
 
 

@@ -356,3 +356,7 @@ class SimNode:
     @property
     def calls_open(self) -> int:
         return len(self._calls)
+
+    def waits_for(self, call: int) -> bool:
+        """Whether this call of ours is still to be answered."""
+        return call in self._calls

@@ -55,6 +55,7 @@ _MESSAGE_STEPS: Final = {
     "taken": "before the taken arrives",
     "noted": "after the taken, before it is noted",
 }
+_GIVEN_UP: Final = frozenset({"dead", "left", "restarted"})
 _frame_of: Final = msgspec.msgpack.Decoder(StreamFrame).decode
 
 
@@ -66,6 +67,7 @@ class Onlooker(NobodyWatches):
         self.asks = 0
         self.asked_by: Counter[str] = Counter()
         self.last_ask_ns = 0
+        self._asking: dict[NodeRef, tuple[int, NodeRef]] = {}  # the last request of each
         self._gave: dict[tuple[NodeRef, NodeRef], int] = {}  # (victim, thief) -> when
         self._tried: dict[Offered, int] = {}  # what was offered, and when
 
@@ -81,8 +83,12 @@ class Onlooker(NobodyWatches):
         about = (node.name,)
         if worker is not None and (worker.is_draining or worker.is_degraded or not worker.habits.steals):
             raise Violation("no thief", f"{node.name} asks while it drains or stands still", about=about)
+        before = self._asking.get(node.me)
+        if before is not None and node.waits_for(before[0]):
+            raise Violation("one at a time", f"{node.name} asks while it waits for an answer", about=about)
         target = shop.net.running.get(effect.to)
         if target is not None:
+            self._asking[node.me] = effect.call, target.me
             last = self._gave.get((node.me, target.me))
             if last is not None and node.now - last < GAVE_NS:
                 raise Violation(
@@ -91,13 +97,19 @@ class Onlooker(NobodyWatches):
                     about=(node.name, target.name),
                 )
 
-    def offers(self, victim: SimNode, thief: SimWorker | None, offer: Offer) -> None:
-        """At most half of what may change hands, and the highest tiers of it, but for what another thief is
-        just trying to get."""
+    def given_up(self, node: SimNode, worker_id: str) -> None:
+        """The run that it asked is gone, as far as it knows: nobody waits for the answer."""
+        asked = self._asking.get(node.me)
+        if asked is not None and asked[1].worker_id == worker_id:
+            del self._asking[node.me]
+
+    def offers(self, victim: SimNode, thief: NodeRef | None, tiers: tuple[int, ...], offer: Offer) -> None:
+        """At most half of what may change hands, and the highest of the tiers that the thief runs, but for
+        what another is just trying to get."""
         assert self.shop is not None
         now = victim.now
         if thief is not None:
-            self._gave[victim.me, thief.me] = now
+            self._gave[victim.me, thief] = now
         worker = self.shop.worker_of(victim.me)
         if worker is None:
             return
@@ -112,7 +124,7 @@ class Onlooker(NobodyWatches):
         left = [
             tier
             for job, tier in movable.items()
-            if job not in offer.jobs and (thief is None or tier in thief.habits.tiers)
+            if job not in offer.jobs and tier in tiers
             if now - self._tried.get(job, -GAVE_NS) >= TRIED_NS
         ]
         lowest = max((movable[job] for job in offer.jobs), default=0)
@@ -241,6 +253,8 @@ class Workshop:
 
     def _emitted(self, node: SimNode, emit: Emit) -> None:
         """A worker that has left ends, and comes back after a while."""
+        if emit.kind in _GIVEN_UP and emit.record is not None:
+            self.onlooker.given_up(node, emit.record.worker_id)
         if emit.kind != "gone":
             return
         worker = self.worker_of(node.me)
@@ -310,7 +324,9 @@ class Workshop:
         where = _MESSAGE_STEPS.get(message)
         other = self.net.running.get(to)
         if isinstance(body, Offer):
-            self.onlooker.offers(sender, None if other is None else self.worker_of(other.me), body)
+            thief = None if other is None else other.me
+            tiers = self.habits[int(to.host.rpartition(".")[2]) - 1].tiers
+            self.onlooker.offers(sender, thief, tiers, body)
         if where is not None and other is not None:
             pair = (other.me, sender.me) if message in {"offer", "noted"} else (sender.me, other.me)
             self.net.push(self.net.now, self.step, where, *pair)
