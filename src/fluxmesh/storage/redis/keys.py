@@ -40,7 +40,7 @@ KEYS: Final[Mapping[str, str]] = {
     "unique": "unique:{}:{}",  # queue, key -> id of the job that holds it
     # Workers and tasks.
     "workers": "workers",  # hash: epoch -> worker id
-    "worker": "worker:{}",  # epoch -> hash; mesh and mesh_us: the mesh as it told of it, and when
+    "worker": "worker:{}",  # epoch -> hash; mesh, mesh_us: what it told of it; weight, parts: its own work
     "waiting": "waiting",  # epochs that wait for work -> since when
     "missing": "missing",  # hash: epoch of an owner without a record -> when that was seen first
     "tasks": "tasks",  # hash: task -> its TaskSpec

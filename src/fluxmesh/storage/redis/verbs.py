@@ -13,11 +13,13 @@ from fluxmesh.errors import OutcomeUnknown, StorageUnreachable
 from fluxmesh.job import Status
 from fluxmesh.limits import parse_rate
 from fluxmesh.outcome import Counters, Transition
+from fluxmesh.storage.affinities import kept
 from fluxmesh.storage.base import BATCH_BYTES
 from fluxmesh.storage.redis.scripts import Scripts, blob
 from fluxmesh.storage.values import (
     MESH_VIEW_BYTES,
     PROCESS_GONE,
+    Affinity,
     BeatAnswer,
     Begun,
     ClaimedJob,
@@ -232,6 +234,18 @@ def _view(seen: Registration, status: str, running: int) -> tuple[Any, ...]:
     return (seen.worker_id, blob(_encode(seen)), blob(_encode(me)), lease_us, beat_us, status, running)
 
 
+def _affinity(told: Affinity) -> tuple[Any, ...]:
+    """As the scripts know it: weight, and the parts as text. Tasks are one text, as in `_view`."""
+    affinity = kept(told)
+    if affinity is None:
+        return ("", "")
+    parts = [
+        (part.queues, blob(part.slots), "".join(f"\0{task}" for task in part.tasks) + "\0")
+        for part in affinity.parts
+    ]
+    return (repr(float(affinity.weight)), blob(_encode(parts)))
+
+
 def _task(spec: TaskSpec) -> tuple[Any, ...]:
     limit = None
     if spec.rate_limit is not None or spec.max_concurrent is not None:
@@ -263,6 +277,7 @@ async def beat(
         _tasks(view.registration),
         None if owned is None else _owned(owned),
         None if view.mesh is None else blob(view.mesh if len(view.mesh) <= MESH_VIEW_BYTES else b""),
+        None if view.affinity is None else _affinity(view.affinity),
     )
     return BeatAnswer(
         Standing(standing.decode()),

@@ -45,7 +45,7 @@ async def worker_with_own(lab: Lab, *keys: str, weight: float = MOST, name: str 
 
 def own_first(jobs: Sequence[tuple[str, bool]], weight: float, count: int) -> list[str]:
     """By the book: of the first 1 + 63a that are left the first own one, else the first."""
-    left, given = list(jobs), []
+    left, given = list(jobs), list[str]()
     while left and len(given) < count:
         window = left[: 1 + int(AFFINITY_WINDOW * weight)]
         found = next((job for job in window if job[1]), window[0])
@@ -337,7 +337,8 @@ class TestStrictly:
         assert ids(held) == [theirs, mine]
         lab.clock.advance(1)
         answer = await idle.take_held(2)
-        assert (answer.running, answer.next_held_s) == ((), pytest.approx(STRICT_S - 1, abs=0.001))
+        assert answer.running == ()
+        assert answer.next_held_s == pytest.approx(STRICT_S - 1, abs=0.001)
         assert (await idle.exchange(slots=1)).next_held_s == pytest.approx(STRICT_S - 1, abs=0.001)
         assert await idle.transfer(*held) == []
         await lab.pass_time(STRICT_S - 1, worker, owner, idle)

@@ -1,7 +1,8 @@
 -- uses: fleet
 -- Renew a lease. A[3] = epoch, A[4] = the worker as put_worker has it, A[5] = its tasks, A[6] = what it believes it
--- owns, each {id, token}; nil: a supervisor's beat. A[7] = the mesh as it sees it, '' = none any more, nil = as before. Answers {standing, lost, cancelled, command,
--- the time}.
+-- owns, each {id, token}; nil: a supervisor's beat. A[7] = the mesh as it sees it, '' = none any more, nil = as before.
+-- A[8] = what belongs to it, {weight, parts}, '' = nothing any more, nil = as before. Answers {standing, lost, cancelled,
+-- command, the time}.
 local LISTS_MISSED = 2
 local epoch, view, owned = int(A[3]), A[4], A[6]
 arm()
@@ -35,6 +36,13 @@ if A[7] then
     call('HSET', K.worker(epoch), 'mesh', A[7], 'mesh_us', now)
   else
     call('HDEL', K.worker(epoch), 'mesh', 'mesh_us')
+  end
+end
+if A[8] then
+  if A[8][1] ~= '' and stands == 'good' then
+    call('HSET', K.worker(epoch), 'weight', A[8][1], 'parts', A[8][2])
+  else
+    call('HDEL', K.worker(epoch), 'weight', 'parts')
   end
 end
 

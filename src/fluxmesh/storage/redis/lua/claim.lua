@@ -2,6 +2,8 @@
 -- jobs and the parking sets of one worker's own tasks; a job met that it may not run is parked on the spot, one
 -- past its time is expired.
 local CLAIM_BYTES = 16 * 1024 * 1024 -- payloads of one answer
+local AHEAD_BYTES = 1024 * 1024 -- payloads of jobs that were passed by for the sake of own ones
+local WINDOW, OTHERS_MOST = 63, 1000 -- candidates beyond the first; jobs of others that are walked past
 local PARK_CAP, PASSED_OVER_MOST, MAX_HOPS, TAKEABLE_US = 1000, 100, 2, 100000
 local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
 local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
@@ -81,7 +83,7 @@ local function block(c, task)
   end
   if limit.count > 0 and permits(limit, task) < 1 then
     local at = math.ceil(limit.tat + limit.interval_us - limit.count * limit.interval_us)
-    c.next_permit_us = math.min(c.next_permit_us or at, at)
+    c.next_look_us = math.min(c.next_look_us or at, at)
     return RATE
   end
 end
@@ -107,22 +109,17 @@ local function park(c, found, lane, reason)
   end)
 end
 
--- What a claim reads of a record: place, token, task, payload, options, and of one that has more: attempts,
+-- What a claim reads of a record: place, token, task, payload, options, more, if it is asked for when it became ready
+-- created_us and due_us, and of one that has more: attempts,
 -- crashes, snoozes, interruptions, life, expires_us, concurrency_key, concurrency_limit, hops, slot.
-local function read_claimable(name)
-  local v = redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more')
+local function read_claimable(name, dated)
+  local v = dated and redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more', 'created_us',
+    'due_us') or redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more')
   if not v.err and v[6] then
     v.more = call('HMGET', name, 'attempts', 'crashes', 'snoozes', 'interruptions', 'life', 'expires_us',
       'concurrency_key', 'concurrency_limit', 'hops', 'slot')
   end
   return v
-end
-
--- The slot of a job's key as it is stored; nil: it has none, or another hand has spoilt it.
--- rare
-local function slot_in(text)
-  local slot = text and whole(text)
-  return slot and slot < 4096 and slot or nil
 end
 
 -- rare
@@ -160,7 +157,7 @@ end
 -- Read the record of a job that was met, and judge it.
 local function may_run(c, found)
   local name = K.job(found.id)
-  local v = read_claimable(name)
+  local v = read_claimable(name, found.dated)
   local sound = not v.err and v[1] == PLACE_TEXT[found.place] and v[3] and v[4]
   if not sound or ((v.more or v[2]) and not is_sound(v)) then
     bury(c, found, v)
@@ -289,8 +286,98 @@ local function lanes_walk(c, lanes, tier, queue, want)
   return #walks == 1 and walks[1] or merge(walks)
 end
 
+-- What follows is for a worker to whom jobs of the queue belong. Its jobs are tables of their own: some are kept.
+-- rare
+local function kept_walk(c, lanes, name, queue, tier, want)
+  if lanes then
+    local walk = lanes_walk(c, lanes, tier, queue, want)
+    return function()
+      local found = walk()
+      if found then
+        found.dated = true
+      end
+      return found
+    end
+  end
+  local walk = ready_walk(name, queue, tier, want)
+  return function()
+    local found = walk()
+    return found and {id = found.id, place = 1, key = name, queue = queue, tier = tier, dated = true}
+  end
+end
+
+-- Whether a job is left to another worker, to whom it belongs. Notes when that ends.
+-- rare
+local function is_left(c, found)
+  local v = redis.pcall('HMGET', K.job(found.id), 'task', 'slot', 'created_us', 'due_us')
+  local at = not v.err and v[1]
+    and left_until(c.me, found.queue, found.tier, v[1], slot_in(v[2]), ready_since(v[3], v[4]))
+  if at then
+    c.next_look_us = math.min(c.next_look_us or at, at)
+  end
+  return at
+end
+
+-- rare
+local function is_own(own, found)
+  local v = found.v
+  local since_us = ready_since(v[7], v[8])
+  return now < since_us or now - since_us > NOBODYS_AFTER_US
+    or is_among(own, found.task, v.more and slot_in(v.more[10]) or nil)
+end
+
+-- Of the next jobs, as far as the window goes, the first own one, else the first.
+-- rare
+local function own_walk(c, own, lanes, name, queue, tier, want)
+  local window = c.any_will_do and 1 or 1 + math.floor(WINDOW * c.me.weight)
+  local walk = kept_walk(c, lanes, name, queue, tier, want + window - 1)
+  local strict, others, ended = c.me.weight >= 1, 0, false
+  local passed, first, size, bytes = {}, 1, 0, 0
+
+  local function next_runnable()
+    while not c.more and others < OTHERS_MOST do
+      local found = walk()
+      if not found then
+        return nil
+      end
+      if strict and is_left(c, found) then
+        others = others + 1
+      elseif may_run(c, found) then
+        return found
+      end
+    end
+  end
+
+  return function()
+    while not ended and size < window and bytes <= AHEAD_BYTES do
+      local found = next_runnable()
+      if not found then
+        ended = true
+      elseif is_own(own, found) then
+        return found
+      else
+        passed[first + size] = found
+        size, bytes = size + 1, bytes + #found.v[4]
+      end
+    end
+    while size > 0 do
+      local found = passed[first]
+      passed[first] = nil
+      first, size, bytes = first + 1, size - 1, bytes - #found.v[4]
+      -- The permits that there were may be used up since.
+      if not found.limited or may_run(c, found) then
+        return found
+      end
+    end
+  end
+end
+
 local function queue_walk(c, tier, queue, name, want)
   local lanes = c.any_lanes and c.lanes[tier .. ':' .. queue]
+  local own = c.me.weight and (c.me.weight >= 1 or not c.any_will_do) and own_in(c.me, queue)
+  if own then
+    return own_walk(c, own, lanes, name, queue, tier, want)
+  end
   local walk = lanes and lanes_walk(c, lanes, tier, queue, want) or ready_walk(name, queue, tier, want)
   return function()
     while not c.more do
@@ -368,7 +455,9 @@ local function outranks(c, tier)
         tiers[#tiers + 1] = better
       end
     end
+    c.any_will_do = true
     local found = runnable(c, tiers, 1)()
+    c.any_will_do = false
     if found then
       c.best = found.tier
     elseif not c.more then
@@ -507,6 +596,15 @@ local function write_takes(c)
   end
 end
 
+-- Have others hear of a job that is left to them.
+-- rare
+local function tell_of(found)
+  if anybody_waits() then
+    local v = call('HMGET', K.job(found.id), 'slot', 'created_us', 'due_us')
+    ready_again(found.queue, found.tier, found.task, slot_in(v[1]), ready_since(v[2], v[3]))
+  end
+end
+
 -- Up to slots jobs given running, then up to extra held. reserve[t] of the slots are kept for tier t - 1.
 local function claim_jobs(c, slots, extra, reserve)
   local running, held, last_held = {}, {}, nil
@@ -519,7 +617,7 @@ local function claim_jobs(c, slots, extra, reserve)
     bytes = bytes + #found.v[4]
     if bytes > CLAIM_BYTES and n + #held > 0 then
       c.more, c.left_behind = true, true
-      ready(found.queue, found.tier, found.task)
+      tell_of(found)
       break
     end
     local own = reserve[found.tier + 1] or 0
@@ -533,10 +631,10 @@ local function claim_jobs(c, slots, extra, reserve)
       end
     elseif extra > #held and not found.limited then
       held[#held + 1] = take(c, found, false)
-      last_held = {queue = found.queue, tier = found.tier, task = found.task}
+      last_held = {queue = found.queue, tier = found.tier, task = found.task, id = found.id}
     elseif left == 0 and extra <= #held then
       c.left_behind = true
-      ready(found.queue, found.tier, found.task)
+      tell_of(found)
       break
     else
       passed_over = passed_over + 1
@@ -553,7 +651,7 @@ local function claim_jobs(c, slots, extra, reserve)
     call('HINCRBY', K.worker(c.me.epoch), 'turn', #running)
   end
   if last_held and not c.left_behind then
-    ready(last_held.queue, last_held.tier, last_held.task)
+    tell_of(last_held)
   end
   return running, held
 end
@@ -568,10 +666,13 @@ local function takeable(me)
   end
   local ids = call('ZRANGE', K.held(), 0, 1999, 'WITHSCORES')
   for i = 1, #ids, 2 do
-    local v = redis.pcall('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops')
+    local v = redis.pcall('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops', 'slot', 'created_us',
+      'due_us')
     local owner = not v.err and whole(v[1]) and v[1] ~= me.epoch and whole(v[3]) and worker(v[1])
     if owner and owner.donates and (whole(v[5]) or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
-      found[#found + 1] = {id = ids[i], at = tonumber(ids[i + 1]), tier = tonumber(v[3]), order = i}
+      local left_us = me.weight and left_until(me, v[2], v[3], v[4], slot_in(v[6]), ready_since(v[7], v[8]))
+      found[#found + 1] = {id = ids[i], from = math.max(tonumber(ids[i + 1]) + TAKEABLE_US, left_us or 0),
+        tier = tonumber(v[3]), order = i}
     end
   end
   table.sort(found, function(a, b)
@@ -588,9 +689,9 @@ end
 local function next_held_us(me)
   local first
   for _, job in ipairs(takeable(me)) do
-    first = math.min(first or job.at, job.at)
+    first = math.min(first or job.from, job.from)
   end
-  return first and math.max(0, first + TAKEABLE_US - now)
+  return first and math.max(0, first - now)
 end
 
 -- A held job changes its owner, and counts one more hop.

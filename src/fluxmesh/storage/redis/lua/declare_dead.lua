@@ -15,5 +15,5 @@ if not me.dead_how or me.dead_how == A[6] then
   call('HSET', K.worker(epoch), 'dead_how', A[5])
   call('ZREM', K.waiting(), epoch)
 end
-call('HDEL', K.worker(epoch), 'mesh', 'mesh_us')
+call('HDEL', K.worker(epoch), 'mesh', 'mesh_us', 'weight', 'parts')
 return finish(1)

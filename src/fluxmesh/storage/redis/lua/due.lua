@@ -13,12 +13,12 @@ local function make_ready(limit)
       end
       owe(leave_delayed)
       for i, id in ipairs(ids) do
-        local v = redis.pcall('HMGET', K.job(id), 'queue', 'task', 'place')
+        local v = redis.pcall('HMGET', K.job(id), 'queue', 'task', 'place', 'slot')
         gone[i] = id
         if not v.err and v[1] and v[3] == '0' then
           count(v[1], tier, 0, -1)
           count(v[1], tier, 1, 1)
-          ready(v[1], tier, v[2] or '')
+          ready(v[1], tier, v[2] or '', 1, v[4] and slot_in(v[4]) or false)
           through(function()
             call('ZADD', K.ready(v[1], tier), seq + i - 1, id)
             call('HSET', K.job(id), 'place', 1, 'seq', seq + i - 1)

@@ -17,7 +17,8 @@ local function kind_of(queue, tier, task, later)
   local known = within(within(within(alike, queue), tier), task)
   kind = known[later]
   if not kind then
-    kind = {queue = queue, tier = tier, task = task, later = later, n = 0, counted = 0}
+    kind = {queue = queue, tier = tier, task = task, later = later, n = 0, counted = 0, slots = nil,
+      slotted = 0}
     known[later] = kind
     kinds[#kinds + 1] = kind
   end
@@ -173,7 +174,13 @@ local function store(job, home_room, queue, tier, number)
       add(list(K.by_tag(tag)), seq, id)
     end
   end
-  add(kind_of(queue, tier, task, later), seq, id)
+  local kind = kind_of(queue, tier, task, later)
+  add(kind, seq, id)
+  if job[16] and not later then
+    kind.slots = kind.slots or {}
+    kind.slots[job[16]] = (kind.slots[job[16]] or 0) + 1
+    kind.slotted = kind.slotted + 1
+  end
   home_room.left = home_room.left - 1
   if later then
     add(list(K.delayed(tier)), due_us, id)
@@ -190,7 +197,13 @@ local function note_kind(kind)
   if n > 0 then
     count(kind.queue, kind.tier, kind.later and 0 or 1, n)
     if not kind.later then
-      ready(kind.queue, kind.tier, kind.task, n)
+      for slot, of_slot in pairs(kind.slots or {}) do
+        ready(kind.queue, kind.tier, kind.task, of_slot, slot)
+      end
+      if n > kind.slotted then
+        ready(kind.queue, kind.tier, kind.task, n - kind.slotted, false)
+      end
+      kind.slots, kind.slotted = nil, 0
     end
   end
 end

@@ -240,8 +240,8 @@ if short then
 elseif anybody_waits() then
   call('ZREM', K.waiting(), epoch)
 end
-if c.next_permit_us then
-  next_us = math.min(next_us or c.next_permit_us, c.next_permit_us)
+if c.next_look_us then
+  next_us = math.min(next_us or c.next_look_us, c.next_look_us)
 end
 return finish({stands, settled, table.concat(begun), running, held, c.more and 1 or 0, from_now(next_us),
   short and call('EXISTS', K.held()) == 1 and next_held_us(me) or false})

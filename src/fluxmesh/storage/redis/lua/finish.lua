@@ -27,28 +27,67 @@ local function first_due()
   return first
 end
 
--- Ring min(n, waiting) workers for each (queue, tier, task) with n new jobs.
+-- Which of the jobs of a wish are meant for this worker: of those that belong to it (only_own), or that it would not
+-- leave to another. A slot, false for those without one, or 'any' for those that nobody looked at; nil: none are.
 -- rare
-local function wake()
-  local waiting = call('ZRANGE', K.waiting(), 0, -1)
-  table.sort(S.order, function(a, b) return a.tier < b.tier end)
+local function meant_for(me, wish, only_own)
+  local own = own_in(me, wish.queue)
+  local strict = own and me.weight >= 1
+  if only_own and not own or not only_own and not strict then
+    return not only_own and 'any' or nil
+  end
+  local looked_at = 0
+  for slot, n in pairs(wish.slots or {}) do
+    looked_at = looked_at + n
+    if n > 0 and (only_own and is_among(own, wish.task, slot)
+      or not only_own and not is_anothers(me, wish.queue, wish.tier, wish.task, slot)) then
+      return slot
+    end
+  end
+  return not only_own and looked_at < wish.n and 'any' or nil
+end
+
+-- rare
+local function wake_some(waiting, only_own)
   for _, wish in ipairs(S.order) do
-    local left = wish.n
     for i, epoch in ipairs(waiting) do
-      if left <= 0 then
+      if wish.n <= 0 then
         break
       end
       local me = epoch and epoch ~= S.asking and worker(epoch)
+      local slot
       if me and not me.fenced and not me.dead_how and not me.command and me.status == 'ready'
         and me.in_tier[wish.tier] and me.in_queue[wish.queue] and (wish.task == '' or knows(me, wish.task)) then
+        slot = meant_for(me, wish, only_own)
+      end
+      if slot ~= nil then
         waiting[i] = false
         call('ZREM', K.waiting(), epoch)
-        if call('PUBLISH', K.bell(epoch), '') > 0 then
-          left = left - 1 -- else nobody hears it: its process is gone, or connects anew
+        if call('PUBLISH', K.bell(epoch), '') > 0 then -- else nobody hears it: its process is gone, or connects anew
+          wish.n = wish.n - 1
+          if slot ~= 'any' then
+            wish.slots[slot] = wish.slots[slot] - 1
+          end
         end
       end
     end
   end
+end
+
+-- Ring min(n, waiting) workers for each (queue, tier, task) with n new jobs, those to whom they belong before others.
+-- rare
+local function wake()
+  local waiting = call('ZRANGE', K.waiting(), 0, -1)
+  table.sort(S.order, function(a, b) return a.tier < b.tier end)
+  local any_own = false
+  for _, epoch in ipairs(waiting) do
+    local me = epoch ~= S.asking and worker(epoch)
+    any_own = any_own or (me and me.weight)
+  end
+  if any_own then
+    wake_some(waiting, true)
+  end
+  wake_some(waiting, false)
 end
 
 -- Write the counters, open what was freed, wake whom it concerns. S.asking: the epoch whose own exchange this

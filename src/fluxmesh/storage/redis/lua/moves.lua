@@ -162,13 +162,28 @@ local function move(r, to, m)
   end)
 end
 
+-- Have workers hear of a job that waits since then; after a while it is nobody's in particular.
+-- rare
+local function ready_again(queue, tier, task, slot, since_us)
+  if is_kept_apart(since_us) then
+    ready(queue, tier, task, 1, slot or false)
+  else
+    ready(queue, tier, task)
+  end
+end
+
+-- rare
+local function row_ready_again(r, tier)
+  ready_again(r.queue, tier, r.task, r.slot, math.max(r.created_us or 0, r.due_us or 0))
+end
+
 -- Back to its old place among the ready. m as for move; token must.
 -- rare
 local function to_ready(r, m)
   m.score = r.seq
   m.due_us = r.due_us
   move(r, 1, m)
-  ready(r.queue, r.tier, r.task)
+  row_ready_again(r, r.tier)
 end
 
 -- rare
@@ -194,7 +209,7 @@ end
 local function to_new_life(r)
   local seq = next_seq()
   move(r, 1, {token = r.token, seq = seq, score = seq, life = r.life + 1, fresh = true, due_us = now})
-  ready(r.queue, r.tier, r.task)
+  ready(r.queue, r.tier, r.task, 1, r.slot or false)
 end
 
 -- To another tier, with a new arrival number; of a held job with a new token.
@@ -210,7 +225,7 @@ local function to_new_tier(r, tier)
   else
     m.score = seq
     move(r, 1, m)
-    ready(r.queue, tier, r.task)
+    row_ready_again(r, tier)
   end
 end
 

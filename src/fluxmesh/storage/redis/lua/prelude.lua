@@ -64,6 +64,27 @@ local function next_seq(n)
   return call('HINCRBY', K.counters(), 'seq', n or 1) - (n or 1) + 1
 end
 
+local STRICT_US, NOBODYS_AFTER_US = 30000000, 5000000
+
+-- The slot of a job's key as it is stored; nil: it has none, or another hand has spoilt it.
+-- rare
+local function slot_in(text)
+  local slot = text and whole(text)
+  return slot and slot < 4096 and slot or nil
+end
+
+-- When a job became ready, of the texts of its created_us and due_us.
+-- rare
+local function ready_since(created_us, due_us)
+  return math.max(whole(created_us) or 0, due_us and whole(due_us) or 0)
+end
+
+-- Whether a job that became ready then is kept for its owner still, at full weight.
+-- rare
+local function is_kept_apart(since_us)
+  return now >= since_us and now - since_us < STRICT_US
+end
+
 -- What stands in for a field that another hand has spoilt: such a record is `unsound`, but can be moved.
 -- rare
 local MUST = {queue = '', task = '', tier = 2, seq = 0}
@@ -76,9 +97,9 @@ local function name_fields()
   FIELDS = {'place', 'queue', 'tier', 'task', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions',
     'crashes', 'lane', 'started_us', 'due_us', 'expires_us', 'worker_id', 'history', 'cancel', 'on_death',
     'hops', 'missed', 'percent', 'message', 'unique_key', 'idempotency_key', 'concurrency_key', 'reason',
-    'fingerprint'}
+    'fingerprint', 'slot', 'created_us'}
   NUMBERS = {'place', 'tier', 'token', 'seq', 'life', 'attempts', 'snoozes', 'interruptions', 'crashes',
-    'started_us', 'due_us', 'expires_us', 'cancel', 'on_death', 'hops', 'missed'}
+    'started_us', 'due_us', 'expires_us', 'cancel', 'on_death', 'hops', 'missed', 'slot', 'created_us'}
 end
 
 -- The record of a job by which moves are decided; nil: there is no such job, or nobody can say where it is.
@@ -111,6 +132,9 @@ local function row(id)
       r[name], r.unsound = tonumber(otherwise), true
     end
   end
+  if r.slot and r.slot > 4095 then
+    r.slot = nil
+  end
   if not STATUS[r.place] or (r.place >= 2 and r.place <= 4 and not r.lane)
     or (r.place == 2 and not string.find(r.lane, '^%a:%d:[^:]*:')) then
     return nil
@@ -140,16 +164,21 @@ local function count(queue, tier, place, change)
   S.tally[field] = (S.tally[field] or 0) + change
 end
 
--- Jobs that waiting workers should hear of. task '' = any.
-local function ready(queue, tier, task, n)
+-- Jobs that waiting workers should hear of. task '' = any. slot: of them all; false: they have none; nil: nobody
+-- looked.
+local function ready(queue, tier, task, n, slot)
   local of_task = within(within(S.ready, queue), task)
   local known = of_task[tier]
   if known then
     known.n = known.n + (n or 1)
   else
-    local wish = {queue = queue, tier = tonumber(tier), task = task, n = n or 1}
-    of_task[tier] = wish
-    S.order[#S.order + 1] = wish
+    known = {queue = queue, tier = tonumber(tier), task = task, n = n or 1, slots = nil}
+    of_task[tier] = known
+    S.order[#S.order + 1] = known
+  end
+  if slot ~= nil then
+    known.slots = known.slots or {}
+    known.slots[slot] = (known.slots[slot] or 0) + (n or 1)
   end
 end
 

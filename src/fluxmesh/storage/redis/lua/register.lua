@@ -5,7 +5,7 @@ local epoch = int(call('HINCRBY', K.counters(), 'epoch', 1))
 for _, one in ipairs(all_workers()) do
   if one.worker_id == view[1] then
     call('HSET', K.worker(one.epoch), 'fenced', 1)
-    call('HDEL', K.worker(one.epoch), 'mesh', 'mesh_us')
+    call('HDEL', K.worker(one.epoch), 'mesh', 'mesh_us', 'weight', 'parts')
     call('ZREM', K.waiting(), one.epoch)
   end
 end

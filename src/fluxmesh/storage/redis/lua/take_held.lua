@@ -11,7 +11,7 @@ for _, job in ipairs(takeable(me)) do
   if #taken >= A[3] then
     break
   end
-  if job.at + TAKEABLE_US <= now then
+  if job.from <= now then
     if outranks(c, job.tier) then
       break
     end

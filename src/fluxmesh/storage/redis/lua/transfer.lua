@@ -9,7 +9,8 @@ end
 for _, item in ipairs(A[3]) do
   local r = row(item[1])
   if r and not r.unsound and r.token == item[2] and r.place == 3 and r.lane ~= me.epoch and (r.hops or 0) < MAX_HOPS
-    and can_run(me, r.queue, r.tier, r.task) then
+    and can_run(me, r.queue, r.tier, r.task)
+    and not left_until(me, r.queue, r.tier, r.task, r.slot, math.max(r.created_us or 0, r.due_us or 0)) then
     taken[#taken + 1] = hop(me, r, false)
   end
 end
