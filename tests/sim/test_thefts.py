@@ -13,10 +13,10 @@ from fluxmesh.testing.simnet_points import every_point
 from fluxmesh.testing.simnet_thefts import Stolen, draw_scheme, run_thefts
 from tests.sim.mutants_of_stealing import MUTANTS
 
-SEEDS = range(1, 26)
+SEEDS = range(1, 31)
 WORK_S = 6
 STEALS_LEAST = 1_500
-SHARE_HIT_LEAST = 0.8  # of the boundaries, in these few seeds; `make sim` asks for all
+SHARE_HIT_LEAST = 0.7  # of the boundaries, in these few seeds; `make sim` asks for all
 
 
 @pytest.fixture(scope="module")

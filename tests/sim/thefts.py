@@ -64,6 +64,8 @@ def one_thief_takes_half(seed: int) -> str:
     """D31: 72 jobs at one of four, who has 8 slots; each of the others has room for all of them, and
     only the mesh to get them by."""
     shop = shop_of([8, 64, 64, 64], seed=seed, takes_held=False)
+    for name in ("w1", "w2", "w3"):
+        shop.workers[name].degrade(20 * MS)  # else one that just looks for work has it from storage
     shop.submit(72, tiers=(2,), run_ns=LONG, to=0)
     shop.net.run(shop.net.now + SPREAD_WITHIN_NS)
     loads = [len(worker.bodies) + worker.shelf.held for worker in shop.workers.values()]
