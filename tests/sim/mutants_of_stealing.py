@@ -21,7 +21,7 @@ from fluxmesh.testing.simnet_shop import Onlooker
 from fluxmesh.testing.simnet_store import Begun, Exchanged, Given, Place, Row, Store
 from fluxmesh.testing.simnet_thefts import Scheme, draw_scheme, run_thefts
 from fluxmesh.testing.simnet_workers import Flight, SimWorker
-from tests.sim.thefts import debit_is_undone, one_thief_takes_half
+from tests.sim.thefts import debit_is_undone, one_thief_takes_half, who_stands_still_asks
 
 Patch = pytest.MonkeyPatch
 Favours = Callable[[Scheme], bool]
@@ -106,7 +106,7 @@ def a_victim_forgets_what_it_offers(patch: Patch) -> None:
 
     real = ModelShelf.offer
     patch.setattr(ModelShelf, "offer", offer)
-    patch.setattr(Onlooker, "offers", lambda _self, _victim, _thief, _offer: None)  # it would see it at once
+    patch.setattr(Onlooker, "offers", lambda *_given: None)  # it would see it at once
 
 
 @mutant()
@@ -190,7 +190,7 @@ def half_of_the_surplus_and_a_batch_are_no_limits(patch: Patch) -> None:
 
     patch.setattr(Thief, "_choose", choose)
     patch.setattr(Donor, "_offer", offer)
-    patch.setattr(Onlooker, "offers", lambda _self, _victim, _thief, _offer: None)
+    patch.setattr(Onlooker, "offers", lambda *_given: None)
 
 
 @mutant()
@@ -213,7 +213,7 @@ def a_debit_is_never_undone(patch: Patch) -> None:
     patch.setattr(Thief, "_surplus", surplus)
 
 
-@mutant(lambda scheme: bool(scheme.stands or scheme.drains))
+@mutant(play=who_stands_still_asks)
 def a_thief_asks_while_it_drains_or_stands_still(patch: Patch) -> None:
     patch.setattr(Thief, "wish", property(lambda self: self._wish if self._steals else 0))
 

@@ -19,6 +19,7 @@ from tests.sim.thefts import (
     one_thief_takes_half,
     shop_of,
     until_moved,
+    who_stands_still_asks,
 )
 
 SHORT = (30 * MS, 60 * MS)
@@ -98,6 +99,11 @@ def test_d32_who_stands_still_or_drains_is_no_thief() -> None:
     assert [moved_to(shop, shop.workers[name]) for name in ("w1", "w2")] == [0, 0]
     assert not shop.workers["w1"].shelf.held
     assert not shop.workers["w1"].bodies
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_d32_work_in_reach_of_one_that_stands_still_is_left_alone(seed: int) -> None:
+    assert who_stands_still_asks(seed) == ""
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

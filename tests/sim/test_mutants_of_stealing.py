@@ -22,6 +22,7 @@ def test_a_mutant_of_stealing_is_caught_within_fifty_seeds(
     mutant.apply(monkeypatch)
     for seed in seeds_of(mutant, SEEDS):
         problem = mutant.play(seed)
+        assert not problem.startswith("raised"), f"the mutant itself is broken: {problem}"
         if problem:
             print(f"{name}: caught by seed {seed}: {problem}")
             return

@@ -13,6 +13,7 @@ from fluxmesh.testing.simnet_network import Via
 from fluxmesh.testing.simnet_points import Points
 from fluxmesh.testing.simnet_shop import Workshop
 from fluxmesh.testing.simnet_thefts import MEETS_NS
+from fluxmesh.testing.simnet_trace import Violation
 from fluxmesh.testing.simnet_workers import Habits, SimWorker
 
 LONG = (60 * S, 60 * S)
@@ -71,6 +72,19 @@ def one_thief_takes_half(seed: int) -> str:
     loads = [len(worker.bodies) + worker.shelf.held for worker in shop.workers.values()]
     spread = max(loads) / mean(loads)
     return "" if spread <= SPREAD else f"after 2 s loads are {loads}: the largest is {spread:.2f} of the mean"
+
+
+def who_stands_still_asks(seed: int) -> str:
+    """D32: work is in reach of one whose loop stands; the onlooker hears whether it asks for it."""
+    shop = shop_of([1, 8], seed=seed)
+    shop.workers["w1"].degrade(S)
+    goes_on(shop, 0.05)
+    shop.submit(40, tiers=(2,), run_ns=LONG, to=0)
+    try:
+        goes_on(shop, 0.8)
+    except Violation as violation:
+        return str(violation)
+    return "" if not moved_to(shop, shop.workers["w1"]) else "it has taken something"
 
 
 class FirstTransferLost(Points):
