@@ -33,7 +33,8 @@ cases: setup services ## the failure cases at their full waiting times, on every
 		$(PYTHON) -m pytest tests/cases tests/stealing $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md)
 
-sim: setup ## the mesh in virtual time: 1,000 seeds of faults, figures of 3 to 1,000 real cores, 10,000 by a model (SEEDS=1-50)
+sim: setup ## the mesh in virtual time: 1,000 seeds of faults, 100,000 steals, figures of 3 to 1,000 real cores, 10,000 by a model (SEEDS=1-50 STEALS=1000)
+	$(PYTHON) -m fluxmesh.cli mesh simulate --steals $(or $(STEALS),100000)
 	$(PYTHON) -m fluxmesh.cli mesh simulate --seeds $(or $(SEEDS),1-1000) --kills 60 \
 		--measure 3 --measure 10 --measure 100 --measure 1000 --model 10000
 
