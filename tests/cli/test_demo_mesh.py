@@ -22,15 +22,14 @@ import pytest
 from fluxmesh.cli.demo_mesh.atlas import BUSY, REGIONS, ROUND_TRIPS_MS, round_trip_ms, weather_of
 from fluxmesh.cli.demo_mesh.figures import (
     Rate,
-    RegionLook,
     counted,
     ended_twice,
     has_doubled,
     lost_of,
-    moves,
     round_trips,
     standing_of,
 )
+from fluxmesh.cli.demo_mesh.play import _Hearing
 from fluxmesh.cli.demo_mesh.telling import Seen, Telling
 from fluxmesh.cli.demo_mesh.traffic import BURST, WAVE, Traffic, tenants
 from fluxmesh.job import Attempt, Job, Outcome, Status
@@ -67,6 +66,12 @@ def test_five_regions_share_their_work_and_lose_nothing_to_a_kill(tmp_path: Path
     assert sum(line["completed"] for line in told["regions"]) == told["jobs"]
     assert sum(line["runs"] for line in told["regions"]) == len(REGIONS) + 1
     assert told["seconds"] < 20
+    assert told["jobs_stolen_in"] + told["jobs_taken_held"] > 0
+    assert told["steals_initiated"] >= told["steals_succeeded"]
+    assert told["affinity_hits"] > 0
+    for theft in told["thefts"]:
+        assert theft["thief"] != theft["victim"]
+        assert theft["jobs"] > 0
     assert nothing_left(tmp_path)
 
 
@@ -79,7 +84,7 @@ def test_in_a_pipe_it_tells_what_happens_line_by_line(tmp_path: Path) -> None:
     assert " starts again" in done.out
     assert re.search(r"^ +\d+\.\d s  \d+/\d+ done, ", done.out, re.MULTILINE)
     assert "checked   0 lost, 0 doubled" in done.out
-    assert "stolen    0 jobs by 0 of 0 requests" in done.out
+    assert "stolen    0 jobs by 0 of 0 requests over the mesh; 0 jobs by storage alone" in done.out
     assert "\x1b" not in done.out
     assert nothing_left(tmp_path)
 
@@ -307,17 +312,16 @@ def test_counters_of_all_runs_are_summed_and_rates_are_of_the_last_seconds() -> 
     assert rate.note(12.0, 100) == 20
 
 
-def test_what_changed_hands_is_told_as_the_difference_of_two_looks() -> None:
-    def look(region: str, took: int, left: int) -> RegionLook:
-        return RegionLook(
-            region=region, pid=1, alive=True, standing="alive", running=0, held=0, done=0, own=0,
-            took=took, took_by_storage=0, left=left,
-        )  # fmt: skip
-
-    before = (look("oregon", 0, 2), look("virginia", 3, 0))
-    assert moves((), before) == moves(before, before) == []
-    now = (look("oregon", 4, 2), look("virginia", 3, 4))
-    assert moves(before, now) == ["stolen over the mesh: took oregon 4; gave virginia 4"]
+def test_what_regions_log_becomes_remarks_and_a_count_by_pair() -> None:
+    hear = _Hearing()
+    hear("oregon", {"event": "jobs stolen", "member": "virginia", "jobs": 4})
+    hear("oregon", {"event": "jobs stolen", "member": "virginia", "jobs": 2})
+    hear("oregon", {"event": "member dead", "member": "saopaulo"})
+    hear("virginia", {"event": "member dead", "member": "saopaulo"})
+    hear("virginia", {"event": "gossip listening"})
+    assert list(hear.remarks()) == ["oregon took 6 from virginia", "saopaulo is dead, says oregon, virginia"]
+    assert list(hear.remarks()) == []
+    assert hear.thefts == {("oregon", "virginia"): 6}
 
 
 def test_what_a_region_tells_is_read_back() -> None:

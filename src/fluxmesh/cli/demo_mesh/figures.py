@@ -58,6 +58,14 @@ class Line(Struct, frozen=True, kw_only=True):
     runs: int
 
 
+class Theft(Struct, frozen=True, kw_only=True):
+    """How many jobs one region took from another over the mesh, as it logged it."""
+
+    thief: str
+    victim: str
+    jobs: int
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """How it went. `lost`: jobs that were stored and did not complete. `doubled`: jobs that completed twice,
     or whose bodies overlapped or came to their end twice though nobody was killed in between. `ran_again`:
@@ -81,6 +89,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     affinity_hits: int
     affinity_misses: int
     regions: tuple[Line, ...]
+    thefts: tuple[Theft, ...]
 
     @property
     def well(self) -> bool:
@@ -124,21 +133,6 @@ def round_trips(tellings: Mapping[str, Telling | None]) -> dict[tuple[str, str],
         for one in told.seen
         if one.rtt_ms is not None and one.region in REGIONS
     }
-
-
-def moves(before: Sequence[RegionLook], now: Sequence[RegionLook]) -> list[str]:
-    """What changed hands over the mesh between two looks, in a line or none. Both sides count for themselves
-    and tell a little apart."""
-    known = {one.region: one for one in before}
-    took, gave = [], []
-    for one in now:
-        last = known.get(one.region)
-        if last is not None and one.took > last.took:
-            took.append(f"{one.region} {one.took - last.took}")
-        if last is not None and one.left > last.left:
-            gave.append(f"{one.region} {one.left - last.left}")
-    parts = [f"{what} {', '.join(who)}" for what, who in (("took", took), ("gave", gave)) if who]
-    return [f"stolen over the mesh: {'; '.join(parts)}"] if parts else []
 
 
 def counted(runs: Iterable[Telling | None]) -> Counter[str]:

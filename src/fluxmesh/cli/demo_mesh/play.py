@@ -22,11 +22,11 @@ from fluxmesh.cli.demo_mesh.figures import (
     Rate,
     RegionLook,
     Summary,
+    Theft,
     counted,
     ended_twice,
     has_doubled,
     lost_of,
-    moves,
     round_trips,
     standing_of,
 )
@@ -82,6 +82,8 @@ async def play(plan: Plan) -> Summary:
                 heading("Five regions, one mesh")
                 say(f"regions   {', '.join(f'{one} {fleet.now[one].process.pid}' for one in REGIONS)}")
                 say(f"jobs      most are of tenants whose keys belong to {' and '.join(BUSY)}")
+                say("storage   one file beside all of them, with no delay to it: what is not taken over")
+                say("          the mesh in a tenth of a second, idle regions take through the storage")
             await fleet.wait_until_met()
             with screen(drawn=plan.interactive, quiet=plan.quiet) as shown:
                 director = _Director(plan, storage, fleet, shown, hear, rng)
@@ -110,13 +112,21 @@ class _Hearing:
 
     def __init__(self) -> None:
         self._seen_by: dict[tuple[str, str], list[str]] = {}
+        self._stolen: Counter[tuple[str, str]] = Counter()
+        self.thefts: Counter[tuple[str, str]] = Counter()  # thief, victim -> jobs, since the start
 
     def __call__(self, region: str, fields: dict[str, Any]) -> None:
-        if fields["event"] in _TOLD:
-            what = (fields["event"], str(fields.get("member")))
-            self._seen_by.setdefault(what, []).append(region)
+        event, member, jobs = fields["event"], str(fields.get("member")), fields.get("jobs")
+        if event in _TOLD:
+            self._seen_by.setdefault((event, member), []).append(region)
+        elif event == "jobs stolen" and isinstance(jobs, int) and member in REGIONS:
+            self._stolen[region, member] += jobs
+            self.thefts[region, member] += jobs
 
     def remarks(self) -> Iterator[str]:
+        stolen, self._stolen = self._stolen, Counter()
+        for (thief, victim), jobs in stolen.items():
+            yield f"{thief} took {jobs} from {victim}"
         seen_by, self._seen_by = self._seen_by, {}
         for (event, member), regions in seen_by.items():
             yield f"{member} {_TOLD[event]}, says {', '.join(regions)}"
@@ -148,7 +158,6 @@ class _Director:
         self._kills = 0
         self._rate = Rate()
         self._seconds = 0.0
-        self._before: tuple[RegionLook, ...] = ()
 
     def key(self, key: str) -> None:
         if len(self._wishes) < 100:
@@ -252,9 +261,7 @@ class _Director:
             left=waiting + running,
             done_per_s=self._rate.note(now_s, done),
         )
-        remarks = [*self._hear.remarks(), *moves(self._before, look.regions)]
-        self._before = look.regions
-        for remark in remarks:
+        for remark in self._hear.remarks():
             self._shown.remark(now_s, remark)
         self._shown.show(look)
         return look
@@ -309,6 +316,10 @@ class _Director:
             affinity_hits=total["affinity_hits"],
             affinity_misses=total["affinity_misses"],
             regions=tuple(self._line(region, by_region[region]) for region in REGIONS),
+            thefts=tuple(
+                Theft(thief=thief, victim=victim, jobs=jobs)
+                for (thief, victim), jobs in self._hear.thefts.most_common()
+            ),
         )
 
     def _line(self, region: str, completed: int) -> Line:

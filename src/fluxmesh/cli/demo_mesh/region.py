@@ -27,6 +27,7 @@ from fluxmesh.running import WorkerHandle
 TASK: Final = "serve"
 TELL_S: Final = 0.2
 GRACE_S: Final = 1.0
+LOCAL_BUFFER: Final = 256  # deep, as for short jobs: so there is something to take when they turn out long
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -42,7 +43,11 @@ def worker_of(orders: Orders, ended: list[str]) -> WorkerHandle:
         return orders.region
 
     mesh = MeshWorker(
-        port=orders.port, seeds=orders.seeds, steal=orders.steal, protocol_period_ms=orders.period_ms
+        port=orders.port,
+        seeds=orders.seeds,
+        steal=orders.steal,
+        local_buffer=LOCAL_BUFFER,
+        protocol_period_ms=orders.period_ms,
     )
     return queue.worker(
         (orders.queue,),

@@ -167,6 +167,9 @@ def tell(summary: Summary) -> None:
         f"{summary.steals_initiated:,} requests over the mesh; "
         f"{summary.jobs_taken_held:,} jobs by storage alone"
     )
+    if summary.thefts:
+        pairs = (f"{one.thief} {one.jobs} from {one.victim}" for one in summary.thefts)
+        say(f"          {', '.join(pairs)}")
     if starts := summary.affinity_hits + summary.affinity_misses:
         share = summary.affinity_hits / starts
         say(f"affinity  {share:.0%} of {starts:,} starts were at the owner of their key")
