@@ -124,9 +124,11 @@ def short_beside_long(site: Site, fleet: str) -> None:
     with site.lab(fleet.replace(" ", "-")) as lab:
         case = lab.case("C13", fleet=fleet, concurrency=1, workers=2, long_s=scaled(20), short=6)
         lab.worker("busy", *(lab.in_mesh() if fleet in ("mesh", "busy in mesh") else ()), concurrency=1)
+        meshed = lab.in_mesh() if fleet in ("mesh", "free in mesh") else ()
+        free = lab.standby("free", *meshed, concurrency=1)
         long = lab.submit("nap", scaled(20), "long")
         lab.await_starts(1, 10, note="long")
-        lab.worker("free", *(lab.in_mesh() if fleet in ("mesh", "free in mesh") else ()), concurrency=1)
+        lab.let_in(free)
         with lab.audited() as audit:
             submitted_at = time.monotonic()
             shorts = lab.submit_many("nap", [(0.1, "short")] * 6)
