@@ -158,7 +158,6 @@ class Bench:
             observer=self._observe,
             stock=None if plain else self.stock,
             trade=None if plain else self.told,
-            takes=steal,
         )
 
     def _fence(self) -> None:

@@ -55,6 +55,24 @@ async def test_a_worker_whose_jobs_are_long_holds_one_for_each_slot(room: Stockr
 
 
 @stockroom
+async def test_what_idle_workers_could_start_is_held_by_none_of_them(room: Stockroom) -> None:
+    workers = [await room.worker(f"w{number}") for number in range(3)]
+    for one in workers:
+        await one.fetcher.start()
+    for one in workers:
+        await until(lambda one=one: bool(one.storage.requests) and one.at_rest)
+    for _ in range(5):
+        ids = await room.put(3)
+        await until(lambda: all(one.table.runs for one in workers))
+        started = [one.started[-1] for one in workers]
+        assert sorted(started) == sorted(ids)
+        for one, job_id in zip(workers, started, strict=True):
+            one.end(job_id)
+            await one.rests()
+    assert sum(one.stock.counts["prefetch_jobs"] for one in workers) == 0
+
+
+@stockroom
 async def test_a_claim_is_never_larger_than_the_batch(room: Stockroom) -> None:
     await room.put(30)
     one = await room.worker(concurrency=4)

@@ -1,8 +1,9 @@
-"""fluxmesh mesh simulate: the membership of a mesh in virtual time, under faults or measured."""
+"""fluxmesh mesh simulate: a mesh in virtual time: its membership under faults or measured, its thefts."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 
 from fluxmesh.cli import output
 from fluxmesh.cli.parser import Options, Parser, count, json_option
@@ -11,20 +12,24 @@ from fluxmesh.mesh.timing import S
 from fluxmesh.testing.mesh_figures import Figures
 from fluxmesh.testing.mesh_model import model
 from fluxmesh.testing.simnet_measure import measure
-from fluxmesh.testing.simnet_report import histogram, summary
+from fluxmesh.testing.simnet_report import histogram, points_hit, summary, theft_summary
 from fluxmesh.testing.simnet_run import Outcome, run_seed
+from fluxmesh.testing.simnet_thefts import LONG_S, Stolen, run_thefts
 
-SUMMARY = "the mesh in virtual time: seeds of faults against its promises, or its figures at a size"
+SUMMARY = "the mesh in virtual time: seeds of faults against its promises, thefts, or its figures at a size"
 EXAMPLES = (
     "fluxmesh mesh simulate --seeds 1-100",
     "fluxmesh mesh simulate --seeds 17 --trace",
     "fluxmesh mesh simulate --measure 100 --kills 30 --json",
     "fluxmesh mesh simulate --model 10000",
+    "fluxmesh mesh simulate --steals 100000",
 )
 SEEDS_MAX = 100_000
 CORES_MAX = 2_000
 SAID_EVERY = 100
 MODEL_MAX = 100_000
+STEALS_MAX = 10_000_000
+ALL_HIT_FROM = 100_000  # of so many steals each boundary has met a fault, or something is wrong with the plan
 
 
 def configure(parser: Parser) -> None:
@@ -63,6 +68,12 @@ def configure(parser: Parser) -> None:
         metavar="PERCENT",
         help="datagrams lost while measuring (default 0)",
     )
+    parser.add_argument(
+        "--steals",
+        type=count(1, STEALS_MAX),
+        metavar="N",
+        help="play seeds of stealing, from 1 or A on, until N steals or B, instead of seeds of membership",
+    )
     json_option(parser)
 
 
@@ -70,15 +81,26 @@ def run(options: Options) -> int:
     """Exit code 0 if every promise was kept and every figure is where it should be, else 1."""
     measured = _measured(options)
     outcomes: list[Outcome] = []
-    if options.seeds is not None or not measured:
+    stolen: list[Stolen] = []
+    seconds = 0.0
+    if options.steals is not None:
+        stolen, seconds = _stolen(options)
+    elif options.seeds is not None or not measured:
         outcomes = _played(options)
-    broken = [outcome for outcome in outcomes if outcome.problem]
+    played: list[Outcome | Stolen] = [*outcomes, *stolen]
+    broken = [one for one in played if one.problem]
     off = [line for figures in measured for line in figures.off()]
+    hits = points_hit(stolen)
+    if stolen and options.steals >= ALL_HIT_FROM:
+        off += [f"nothing ever went wrong here: {point}" for point, times in hits.items() if not times]
     if options.json:
         output.json_document(
             {
                 "ok": not broken and not off,
                 "seeds": summary(outcomes) if outcomes else None,
+                "stealing": {**theft_summary(stolen), "seconds": seconds, "faults_by_boundary": dict(hits)}
+                if stolen
+                else None,
                 "figures": [figures.document() for figures in measured],
                 "off": off,
                 "broken": [{"seed": one.seed, "rule": one.rule, "told": one.told} for one in broken],
@@ -86,6 +108,7 @@ def run(options: Options) -> int:
         )
     else:
         _print(measured, outcomes)
+        _print_stolen(stolen, seconds)
     for line in off:
         output.note(f"off: {line}")
     return 1 if broken or off else 0
@@ -121,6 +144,47 @@ def _played(options: Options) -> list[Outcome]:
     return outcomes
 
 
+def _stolen(options: Options) -> tuple[list[Stolen], float]:
+    """Seeds of stealing, and the seconds that they took."""
+    clock = system_clock()
+    began = clock.mono_s()
+    played: list[Stolen] = []
+    steals = 0
+    for seed in options.seeds or itertools.count(1):
+        one = run_thefts(seed, work_s=LONG_S, workers=options.nodes)
+        played.append(one)
+        steals += one.thefts
+        if one.problem:
+            output.note(one.told)
+            output.note(f"again: fluxmesh mesh simulate --steals 1 --seeds {seed}")
+        elif options.trace:
+            output.note(
+                f"seed {seed}: {one.thefts} steals, {one.jobs} jobs, {one.steps} events, hash {one.hash}"
+            )
+        if len(played) % SAID_EVERY == 0:
+            output.note(
+                f"{len(played)} seeds, {steals} steals, {sum(bool(one.problem) for one in played)} failed"
+            )
+        if steals >= options.steals:
+            break
+    return played, round(clock.mono_s() - began, 1)
+
+
+def _print_stolen(stolen: list[Stolen], seconds: float) -> None:
+    if not stolen:
+        return
+    rows = [(point, f"{times:,}") for point, times in points_hit(stolen).items()]
+    output.table(("BOUNDARY AND FAULT", "TIMES"), rows, right=("TIMES",))
+    _print_totals({**theft_summary(stolen), "seconds": seconds})
+
+
+def _print_totals(totals: dict[str, object]) -> None:
+    for name, value in totals.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{what} ({number})" for what, number in value.items()) or "none"
+        output.line(f"{name.replace('_', ' ')}: {value}")
+
+
 def _print(measured: list[Figures], outcomes: list[Outcome]) -> None:
     if measured:
         rows = [figures.row() for figures in measured]
@@ -128,10 +192,7 @@ def _print(measured: list[Figures], outcomes: list[Outcome]) -> None:
         output.table(columns, [tuple(row.values()) for row in rows], right=columns[:1] + columns[2:])
     if outcomes:
         output.table(("FAULT", "SEEDS", "FAILED"), histogram(outcomes), right=("SEEDS", "FAILED"))
-        for name, value in summary(outcomes).items():
-            if isinstance(value, dict):
-                value = ", ".join(f"{what} ({number})" for what, number in value.items()) or "none"
-            output.line(f"{name.replace('_', ' ')}: {value}")
+        _print_totals(summary(outcomes))
 
 
 def _seeds(text: str) -> range:

@@ -115,15 +115,15 @@ class Donor:
     def _offer(self, wish: Steal, thief: NodeRef, now: int) -> Frame:
         """At most what is asked for, a batch, and half of what is there."""
         self._forget_old(now)
-        others = sum(1 for _, whose in self._alone.values() if whose != thief)
         most = min(wish.want, self._batch)
-        found = self._shelf.offer(wish, min(most + others, OFFERED_MAX), thief)
-        mine = [job for job in found.jobs if self._alone.get(job, (0, thief))[1] == thief]
-        there = len(mine) + found.surplus
-        jobs = tuple(mine[: min(most, max(1, there // 2))])
+        found = self._shelf.offer(wish, min(most + len(self._alone), OFFERED_MAX), thief)
+        # Nor is the same thief offered them again: its next request may overtake its word of what it took.
+        fresh = [job for job in found.jobs if job not in self._alone]
+        there = len(fresh) + found.surplus
+        jobs = tuple(fresh[: min(most, max(1, there // 2))])
         surplus = there - len(jobs)
         if not jobs:
-            is_tried = len(mine) < len(found.jobs)
+            is_tried = len(fresh) < len(found.jobs)
             return self._refuse("nothing", RETRY_TRIED_MS if is_tried else 0, surplus)
         self._remember(jobs, thief, now)
         self.voice.count("jobs_offered", len(jobs))
@@ -146,7 +146,11 @@ class Donor:
                 del known.jobs[job]
                 self._alone.pop(job, None)
             self._offered -= len(asked)
-            self.voice.count("jobs_stolen_out", self._shelf.taken(asked, thief))
+            count = self._shelf.taken(asked, thief)
+            self.voice.count("jobs_stolen_out", count)
+            if count:
+                member = self.voice.table.rows.get(thief.worker_id)
+                self.voice.tell("gave", None if member is None else member.record, jobs=count)
         return Noted()
 
     # --- what is remembered -------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ class NobodyWatches:
 
 
 OnEmit = Callable[[SimNode, Emit], None]
+# How a frame of a call is meddled with: from, to, the frame; the delays beyond the usual one after which it
+# arrives. None of them: it is lost. None at all: the connection is reset.
+Meddle = Callable[[SimNode, Address, bytes], tuple[int, ...] | None]
 
 
 class Simnet:
@@ -88,6 +91,7 @@ class Simnet:
         self.on_emit: list[OnEmit] = []
         self.captured: deque[tuple[Address, Address, bytes]] | None = None  # what an attacker has overheard
         self.emits: Counter[str] = Counter()
+        self.meddle: Meddle | None = None
         self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._sequence = 0
         self._acting = ""
@@ -185,10 +189,12 @@ class Simnet:
         takes = self.network.segments(caller.address.host, to.host, count=3)
         if takes is None:
             return
-        if self.network.is_reset():
+        extra = (0,) if self.meddle is None else self.meddle(caller, to, frame)
+        if extra is None or self.network.is_reset():
             self.after(takes, caller.answered, call, None)
-        else:
-            self.after(takes, self._connected, caller, call, to, frame)
+            return
+        for more in extra:
+            self.after(takes + more, self._connected, caller, call, to, frame)
 
     def _connected(self, caller: SimNode, call: int, to: Address, frame: bytes) -> None:
         target = self.running.get(to)
@@ -199,8 +205,14 @@ class Simnet:
 
     def answer(self, node: SimNode, caller: SimNode, call: int, frame: bytes | None) -> None:
         takes = self.network.segments(node.address.host, caller.address.host, count=1)
-        if takes is not None:
-            self.after(takes, caller.answered, call, None if self.network.is_reset() else frame)
+        if takes is None:
+            return
+        extra = (0,) if self.meddle is None or frame is None else self.meddle(node, caller.address, frame)
+        if extra is None or self.network.is_reset():
+            self.after(takes, caller.answered, call, None)
+            return
+        for more in extra:
+            self.after(takes + more, caller.answered, call, frame)
 
     def stream_ends(self, node: SimNode, caller: SimNode, call: int) -> None:
         if node.address.host in self.up:

@@ -22,7 +22,9 @@ from fluxmesh.mesh.effects import (
     Reply,
     Resolve,
     Send,
+    Take,
     Timer,
+    Took,
     UpdateLoad,
 )
 from fluxmesh.mesh.messages import Address, Flag, Load, Meta, NodeRef
@@ -98,6 +100,7 @@ class SimNode:
         self.sent_bytes = 0
         self.frames = 0
         self.slept_ns = 0  # of its own clock, in which it did not run
+        self.on_take: Callable[[Take], None] | None = None  # who carries out what the core has found
         self._armed: dict[Timer, tuple[int, int]] = {}  # when, by its own clock, and in which order
         self._armings = 0
         self._frozen_until = 0
@@ -113,6 +116,11 @@ class SimNode:
     @property
     def frozen(self) -> bool:
         return self._frozen_until > self.net.now
+
+    @property
+    def frozen_until(self) -> int:
+        """The true instant at which it goes on."""
+        return self._frozen_until
 
     # -- what comes in -----------------------------------------------------------------------------------
 
@@ -283,6 +291,14 @@ class SimNode:
             elif isinstance(effect, Resolve):
                 found = {seed: net.names.resolve(seed, net.now) for seed in effect.seeds}
                 net.push(net.now + net.names.takes(), self.resolved, found)
+            elif isinstance(effect, Take):
+                self._take(effect)
+
+    def _take(self, effect: Take) -> None:
+        if self.on_take is not None:
+            self.on_take(effect)
+        else:
+            self.command(Took(effect.peer, effect.jobs, ()))
 
     def _send(self, effect: Send) -> None:
         net = self.net
@@ -329,8 +345,8 @@ class SimNode:
         if waiting is None:
             return
         self.frames += 1
-        self.net.watch.replies(self, effect)
         caller, call = waiting
+        self.net.watch.replies(self, effect)
         self.net.answer(self, caller, call, effect.frame)
 
     @property
@@ -340,3 +356,7 @@ class SimNode:
     @property
     def calls_open(self) -> int:
         return len(self._calls)
+
+    def waits_for(self, call: int) -> bool:
+        """Whether this call of ours is still to be answered."""
+        return call in self._calls

@@ -57,7 +57,7 @@ class Fetcher(Service):
     """`admit_job` takes a claimed job in and returns what begins it; `nudge_beat` asks for a beat at once;
     `on_fenced` hears that this epoch may never claim again; `on_failure` gets an error that repeating cannot
     mend. `stock`: what is claimed beyond the free slots is held there, and begun from there; None: nothing
-    is. `trade`: with whom it is shared. `takes`: jobs that others hold may be taken."""
+    is. `trade`: with whom it is shared."""
 
     def __init__(
         self,
@@ -77,7 +77,6 @@ class Fetcher(Service):
         observer: Observer | None,
         stock: Stock | None = None,
         trade: Trade | None = None,
-        takes: bool = True,
         poll_s: float = WORK_POLL_S,
     ) -> None:
         super().__init__("fetcher", interval_s=WORK_POLL_S, round_limit_s=None, rng=rng)
@@ -95,7 +94,6 @@ class Fetcher(Service):
         self._on_fenced = on_fenced
         self._on_failure = on_failure
         self._observer = observer
-        self._takes = takes
         self._outbox = Outbox()
         self._flights: list[Flight] = []
         self._half = self._half_of_slots()
@@ -138,7 +136,7 @@ class Fetcher(Service):
         """Take the end of a run; it is kept until storage has confirmed it."""
         self._outbox.append((run, settle))
         if self._stock is not None and run.began:
-            self._stock.times.note(asyncio.get_running_loop().time() - run.began)
+            self._stock.times.note(run.took_s or asyncio.get_running_loop().time() - run.began)
         if not self._woken:
             self.wake()
         if len(self._outbox) == self._half:
@@ -259,13 +257,17 @@ class Fetcher(Service):
             return False
         if asked and self._stock.begins(asked, self._slots.lacking()):
             return True
-        return self._holding.fills and self._to_hold(asked) > 0
+        return self._holding.fills and self._to_hold(asked, asked) > 0
 
-    def _to_hold(self, asked: int) -> int:
-        """How many jobs to claim beyond `asked` slots: some whenever there is a claim, and on and on while
+    def _to_hold(self, asked: int, slots: int) -> int:
+        """How many jobs to claim beyond `asked` free slots, of which `slots` are for what is claimed. While
+        there is room here, others may have room as well: what would wait here could start there. So some are
+        held if the last claim found all it asked for, or with a claim for no slot at all; and on and on while
         claims find all that they ask for."""
         stock, holding = self._stock, self._holding
-        if stock is None or holding is None or not (asked or holding.fills) or not self._may_claim():
+        if stock is None or holding is None or not self._may_claim():
+            return 0
+        if not (holding.fills or (asked and (holding.full or slots <= 0))):
             return 0
         coming = sum([flight.extra for flight in self._flights])
         return max(0, min(stock.extra(coming, fills=holding.fills), min(self._batch, BATCH_MAX) - asked))
@@ -277,7 +279,7 @@ class Fetcher(Service):
         extra = 0
         if self._stock is not None:
             begin = self._stock.pick(asked, reserve) if asked else []
-            extra = self._to_hold(asked)
+            extra = self._to_hold(asked, asked - len(begin) - sum(reserve))
         request = ExchangeRequest(
             self._worker,
             self._request_id,
@@ -294,7 +296,7 @@ class Fetcher(Service):
         )
         answer = asyncio.get_running_loop().create_task(exchange, name="fluxmesh-exchange")
         answer.add_done_callback(self._tell_round)
-        self._flights.append(Flight(ends, begin, asked, extra, sent_s, answer))
+        self._flights.append(Flight(ends, begin, asked, sum(reserve), extra, sent_s, answer))
 
     async def _hear_news(self) -> None:
         """Return when an exchange was answered, or so much has ended that a second one may be sent."""
@@ -324,7 +326,7 @@ class Fetcher(Service):
         slots = flight.slots_claimed(answer)
         self._take(flight, answer, slots)
         await self._begin_bodies()
-        if slots and not answer.running and self._takes:
+        if slots and not answer.running and (self._stock is None or self._stock.rules.steal):
             await self._take_held()
         if self._holding is not None:
             self._holding.tell()

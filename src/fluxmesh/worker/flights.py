@@ -23,12 +23,13 @@ LONGEST_PAUSE_S: Final = 2.0
 
 class Flight(Struct):
     """An exchange under way, for `asked` free slots: some for `begin`, jobs that are held, the rest for
-    claimed ones; and `extra` more to be held. Its answer is None if the service was stopped, or gave up,
-    before it came."""
+    claimed ones, `kept` of these for jobs of the tiers that have a reserve; and `extra` more to be held. Its
+    answer is None if the service was stopped, or gave up, before it came."""
 
     ends: list[tuple[Run, Settle]]
     begin: list[ClaimedJob]
     asked: int
+    kept: int
     extra: int
     sent_s: MonoS
     answer: asyncio.Task[ExchangeAnswer | None]

@@ -75,8 +75,9 @@ class Holding:
         self._wake = wake
         self._trade = trade
         self._short = False  # the last claim found less than it asked for
+        self.full = False  # or all of it
         self._takes: set[asyncio.Task[None]] = set()
-        self.fills = False  # the last claim found all it asked for, to be held too, and more is wanted
+        self.fills = False  # and more was wanted still
 
     def __bool__(self) -> bool:
         """A take is under way."""
@@ -106,9 +107,11 @@ class Holding:
     def claimed(self, flight: Flight, answer: ExchangeAnswer, slots: int) -> None:
         """What the claim of a flight, for `slots` slots, says of what there is."""
         got, held = len(answer.running), len(answer.held)
+        slots -= flight.kept
         if slots > 0 or flight.extra:
-            self._short = got < slots or held < flight.extra
-            self.fills = bool(flight.extra) and not self._short and self._stock.lacks() > 0
+            self.full = got >= slots and held >= flight.extra
+            self._short = not self.full
+            self.fills = self.full and self._stock.lacks() > 0
         if held:
             self._stock.counts["prefetch_count"] += 1
             self._stock.counts["prefetch_jobs"] += held

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from fluxmesh.mesh.options import MeshWorker
     from fluxmesh.mesh.ports import Ports
     from fluxmesh.worker.config import WorkerConfig
+    from fluxmesh.worker.runs import RunTable
     from fluxmesh.worker.sharing import Sharing
-    from fluxmesh.worker.slots import Slots
     from fluxmesh.worker.stock import Stock
     from fluxmesh.worker.trading import Trading
 
@@ -82,7 +82,7 @@ class Meshing:
         registration: Registration,
         label: str,
         clock: Clock,
-        slots: Slots,
+        table: RunTable,
     ) -> None:
         self._options = config.mesh
         self._optional = config.mesh_optional
@@ -90,7 +90,7 @@ class Meshing:
         self._registration = registration
         self._label = label
         self._clock = clock
-        self._slots = slots
+        self._table = table
         self._stock: Stock | None = None
         self._trading: Trading | None = None
         self._sharing: Sharing | None = None
@@ -155,15 +155,15 @@ class Meshing:
         from fluxmesh.worker.trading import Trading
 
         rules = Rules(
-            concurrency=self._slots.concurrency,
+            concurrency=self._table.slots.concurrency,
             local_buffer=options.local_buffer,
             steal=options.steal,
             steal_threshold=options.steal_threshold,
             steal_batch=options.steal_batch,
             weight=options.affinity_weight,
         )
-        stock = self._stock = Stock(rules, self._clock)
-        self._trading = Trading(stock, self._slots, self._clock, self._flags)
+        stock = self._stock = self._table.stock = Stock(rules, self._clock)
+        self._trading = Trading(stock, self._table.slots, self._clock, self._flags)
         stock.on_taken = self._trading.on_taken
         self._sharing = Sharing(self._clock, lambda: self._ask_storage())
 
@@ -359,7 +359,7 @@ class Meshing:
             except Exception:  # the mesh is no ground to lose a lease by a beat that is not sent
                 _log.exception("mesh report failed")
         affinity = self._sharing.to_tell() if self._sharing is not None else None
-        return WorkerView(self._registration, status, self._slots.occupied, report, affinity)
+        return WorkerView(self._registration, status, self._table.slots.occupied, report, affinity)
 
     def told(self, view: WorkerView, standing: Standing) -> None:
         """A beat has told it, and this is what storage thinks of the worker. One that is fenced hears so from

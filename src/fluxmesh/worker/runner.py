@@ -297,6 +297,7 @@ class Runner:
         self._pool.submit(run.handle)
 
     def _thread_ended(self, run: Run, call: ThreadCall) -> None:
+        run.took_s = call.took_s
         if call.refused and not run.cancelled:
             self._give_back(run, "never entered")
         elif call.error is None:

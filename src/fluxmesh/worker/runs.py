@@ -69,6 +69,7 @@ class Run:
         "plan",
         "seated",
         "timed_out",
+        "took_s",
         "withdrawn",
     )
 
@@ -78,6 +79,7 @@ class Run:
         self.context = context
         self.deadline = deadline  # of the loop's clock: the next at which something is to be done about it
         self.began = 0.0  # of the loop's clock; 0: not known
+        self.took_s = 0.0  # of a body on a thread, without the ways there and back
         self.handle: asyncio.Task[None] | ThreadCall | IsolatedCall | None = None
         self.seated = True  # it occupies a slot
         self.ledger_at = NONE

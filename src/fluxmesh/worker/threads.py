@@ -63,6 +63,7 @@ class ThreadCall:
         "on_end",
         "phase",
         "refused",
+        "took_s",
         "value",
     )
 
@@ -89,6 +90,7 @@ class ThreadCall:
         self.on_end = on_end
         self.abandoned = False  # its thread was replaced and ends with it
         self.phase = Phase.QUEUED
+        self.took_s = 0.0  # on its thread
         self.value: Any = None
         self.error: BaseException | None = _UNKNOWN
 
@@ -229,11 +231,14 @@ class ThreadPool:
                 self._at_exit()
 
     def _take_calls(self) -> None:
+        now = self._loop.time  # a clock that any thread may read
         while True:
             call = self._queue.get()
             if call is None:
                 return
+            began_s = now()
             call.execute()
+            call.took_s = now() - began_s
             self._ended.append(call)
             if not self._handing_over:
                 self._handing_over = True

@@ -97,7 +97,7 @@ class Worker:
             pid=os.getpid(),
             donates=config.mesh is None or config.mesh.steal,
         )
-        self._meshing = Meshing(config, self._registration, settings.namespace, clock, self._table.slots)
+        self._meshing = Meshing(config, self._registration, settings.namespace, clock, self._table)
         self._orphanage: Orphanage | None = None
         self._status = "ready"
         self._ref = WorkerRef(config.worker_id, 0)
@@ -214,16 +214,14 @@ class Worker:
             raise
         self._watch.start()
 
-    def _make_parts(self) -> None:
-        beat_s = self._settings.beat_every_s
-        self._progress = ProgressSender(self._loop, self._storage, self._ref, self._table)
-        self._fetcher = Fetcher(
+    def _make_fetcher(self) -> Fetcher:
+        return Fetcher(
             self._storage,
             self._ref,
             table=self._table,
             lease=self._lease,
             clock=self._clock,
-            beat_s=beat_s,
+            beat_s=self._settings.beat_every_s,
             batch=self._settings.scheduler_batch_size,
             admit_job=lambda job, now: self._runner.admit(job, now),
             nudge_beat=lambda: self._beater.nudge(),
@@ -233,10 +231,12 @@ class Worker:
             observer=self._observer,
             stock=self._meshing.stock,
             trade=self._meshing.trading,
-            takes=self._registration.donates,
             poll_s=WORK_POLL_S - self._meshing.poll_jitter_s,
         )
-        self._table.stock = self._meshing.stock
+
+    def _make_parts(self) -> None:
+        self._progress = ProgressSender(self._loop, self._storage, self._ref, self._table)
+        self._fetcher = self._make_fetcher()
         self._meshing.give_to(self._fetcher.take)
         self._runner = Runner(
             self._loop,
@@ -264,7 +264,7 @@ class Worker:
             table=self._table,
             lease=self._lease,
             clock=self._clock,
-            beat_s=beat_s,
+            beat_s=self._settings.beat_every_s,
             on_report=self._on_report,
             on_failure=self._on_failure,
             on_end=lambda: self._watch.stop(),
