@@ -44,6 +44,11 @@ def node(hand: Hand) -> Any:
     return hand.host.node
 
 
+def told(hand: Hand) -> list[tuple[str, str, dict[str, object]]]:
+    assert hand.host is not None
+    return hand.host.told.lines
+
+
 def until(hand: Hand, holds: Any) -> None:
     with hand.changed:
         assert hand.changed.wait_for(holds, BOUND_S), node(hand).metrics()
@@ -63,6 +68,9 @@ def test_a_surplus_is_told_asked_for_offered_and_taken_and_both_count_the_same()
         eventually(lambda: count(victim, "jobs_stolen_out") == 4)
         assert count(thief, "jobs_stolen_in") == count(thief, "steals_succeeded") * 4 == 4
         assert other.got == []
+        for hand, event, peer in ((thief, "jobs stolen", "victim"), (victim, "jobs given", "thief")):
+            (fields,) = [fields for _, what, fields in told(hand) if what == event]
+            assert (fields["member"], fields["jobs"]) == (peer, 4)
 
 
 def test_everything_above_the_bound_goes_and_nothing_is_lost_or_doubled() -> None:

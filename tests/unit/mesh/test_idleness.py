@@ -8,7 +8,7 @@ from fluxmesh.mesh.messages import Flag, Gossip, Load, Nothing
 from fluxmesh.mesh.surge import FANOUT, GAP_NS
 from fluxmesh.mesh.timing import MS
 from tests.unit.mesh.driving import address_of, packets
-from tests.unit.mesh.thieves import READY, Hungry, Shelf, the_request
+from tests.unit.mesh.thieves import ABOVE, READY, Hungry, Shelf, the_request
 
 IDLE = ("idle", 0)
 
@@ -90,6 +90,14 @@ def test_one_with_a_surplus_answers_the_idle_with_its_load() -> None:
     bench.now += 100 * MS
     bench.counters[2] += 1
     assert packets(bench.hear(2, loads=[idle(2, bench.counters[2])])) == []  # that it was idle it knew
+
+
+def test_one_without_a_surplus_has_nothing_to_say_to_the_idle() -> None:
+    bench = Hungry(1, want=0)
+    bench.tell(running=8, stealable=ABOVE)
+    bench.counters[1] += 1
+    assert packets(bench.hear(1, loads=[idle(1, bench.counters[1])])) == []
+    assert bench.count("surges_sent") == 0
 
 
 def idle(number: int, counter: int) -> Load:

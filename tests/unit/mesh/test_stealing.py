@@ -276,6 +276,15 @@ class TestAnswers:
         assert bench.count("steals_late") == 1
         assert bench.core.thief.remembered == 0
 
+    def test_d29_nor_does_it_end_the_request_that_was_made_since(self) -> None:
+        bench = Hungry(2)
+        old = the_request(bench.hint(1, 20))
+        bench.hear(1, news=[a_record(1, epoch=2)], epoch=2)
+        new = the_request(bench.hint(2, 20))
+        assert bench.answer(old, ref(1), Offer(jobs(1), 19)) == []
+        assert bench.core.thief.is_busy
+        assert the_take(bench.offered(new, 2, Offer(jobs(2), 18))).peer == ref(2)
+
     def test_an_empty_offer_and_a_refusal_are_counted_as_such(self) -> None:
         for body in (Offer((), 0), Nothing("nothing", 0, 3)):
             bench = Hungry(1)
