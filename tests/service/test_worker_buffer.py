@@ -366,6 +366,7 @@ async def test_a_begun_job_that_a_beat_calls_lost_before_the_answer_comes_does_n
     one.storage.exchanges.open()
     await one.rests()
     assert one.started == ids[:1]
+    assert ids[1] not in one.table, "it was not even let in"
     assert await room.status(ids[1]) is Status.PENDING
 
 
