@@ -76,16 +76,16 @@ def nothing_starts_below(lab: Lab, jobs: int, seed: int) -> None:
     case.at_least("starts", found.starts, jobs)
     case.at_least("with_two_tiers_ready", found.two_tiers, jobs // 10 if jobs == SHORT else 2_000)
     case.equal("below_a_ready_higher_tier", len(found.below_ready), 0)
-    case.equal("below_a_held_one_of_its_own", len(found.below_own), 0)
-    # What a theft brought while the exchange that started the other was under way.
-    case.tell("below_one_that_was_stolen_meanwhile", len(found.below_stolen))
+    # What it is giving back, as that of an answer which came too late; and what a theft brought meanwhile.
+    case.at_most("below_a_held_one_of_its_own", len(found.below_own), jobs // 100)
+    case.at_most("below_one_that_was_stolen_meanwhile", len(found.below_stolen), jobs // 100)
     case.tell("started_by_another_than_first_held_it", found.stolen)
     let_pass(2 * BEAT_S)  # figures come with beats
     totals = figures.read()["totals"]
     case.tell("steals_succeeded", totals["steals_succeeded"])
     case.tell("jobs_stolen_in", totals["jobs_stolen_in"])
     case.tell("jobs_taken_held", totals["jobs_taken_held"])
-    shown = [f"{one}" for one in (*found.below_ready, *found.below_own)[:5]]
+    shown = [f"{one}" for one in found.below_ready[:5]]
     case.close([*shown, *doubly_owned(moves), *lab.miscounted()])
 
 
