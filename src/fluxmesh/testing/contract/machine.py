@@ -73,13 +73,14 @@ PARTS: Final[tuple[tuple[dict[str, Any], ...], ...]] = (
     ({}, {}, {}, {"idempotency_key": "i1"}, {"idempotency_key": "i2"}),
     ({}, {}, {"queue": "second"}),
     ({}, {}, {}, {"priority": 0}, {"priority": 3}),
-    ({}, {}, *({"affinity_key": key} for key in KEYS)),
+    ({}, *({"affinity_key": key} for key in KEYS)),
     ({"task": "plain"}, {"task": "plain"}, *({"task": task} for task in TASKS)),
     ({}, {"argument": 1}),
 )
 a_job = st.tuples(*map(st.sampled_from, PARTS)).map(
     lambda parts: {name: value for part in parts for name, value in part.items()}
 )
+weights = st.sampled_from([0.0, 0.7, 1.0, 1.0])
 subset = st.sets(st.sampled_from(QUEUES), min_size=1).map(lambda names: tuple(sorted(names)))
 
 
@@ -92,12 +93,19 @@ class Machine(Stage, RuleBasedStateMachine):
     """The rules. What a verb does to the stage and what it must answer stands in stage.py."""
 
     # -- producers -------------------------------------------------------------------------------------
-    @initialize(jobs=st.lists(a_job, min_size=8, max_size=16), queues=subset, tiers=some_tiers)
+    @initialize(
+        jobs=st.lists(a_job, min_size=8, max_size=16),
+        queues=subset,
+        tiers=some_tiers,
+        weight=weights,
+    )
     def begin_with_jobs_and_workers(
-        self, jobs: list[dict[str, Any]], queues: tuple[str, ...], tiers: tuple[int, ...]
+        self, jobs: list[dict[str, Any]], queues: tuple[str, ...], tiers: tuple[int, ...], weight: float
     ) -> None:
         self.seat_at("w1", QUEUES, TIERS, None, donates=True)
         self.seat_at("w2", queues, tiers, "rare", donates=False)
+        for who, key, task in ((0, KEYS[0], "plain"), (1, KEYS[1], "few")):
+            self.own(who, weight, QUEUES, {key}, {task})
         self.put([submitted(job) for job in jobs])
 
     @precondition(lambda self: len(self.model.jobs) < JOBS_MOST)
@@ -257,7 +265,7 @@ class Machine(Stage, RuleBasedStateMachine):
 
     @rule(
         who=pick,
-        weight=st.sampled_from([0.0, 0.7, 1.0, 1.0]),
+        weight=weights,
         queues=subset,
         keys=st.sets(st.sampled_from(KEYS)),
         tasks=st.sets(st.sampled_from(sorted(TASKS))),
