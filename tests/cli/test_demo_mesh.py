@@ -22,6 +22,7 @@ import pytest
 from fluxmesh.cli.demo_mesh.atlas import BUSY, REGIONS, ROUND_TRIPS_MS, round_trip_ms, weather_of
 from fluxmesh.cli.demo_mesh.figures import (
     Rate,
+    Summary,
     counted,
     ended_twice,
     has_doubled,
@@ -59,7 +60,7 @@ def test_five_regions_share_their_work_and_lose_nothing_to_a_kill(tmp_path: Path
 
     assert done.code == 0, done
     told: dict[str, Any] = done.document
-    assert (told["lost"], told["doubled"], told["kills"]) == (0, 0, 1)
+    assert (told["lost"], told["unfinished"], told["doubled"], told["kills"]) == (0, 0, 0, 1)
     assert told["completed"] == told["jobs"] > 2 * BURST
     assert [line["region"] for line in told["regions"]] == list(REGIONS)
     assert all(line["completed"] > 0 for line in told["regions"])
@@ -279,12 +280,34 @@ def test_a_body_that_ended_twice_has_doubled_unless_one_of_them_was_killed() -> 
     assert ended_twice([(False, ["a", "a"])]) == {"a"}
 
 
-def test_a_job_that_is_gone_or_has_not_completed_is_lost() -> None:
+def test_a_job_that_is_gone_or_ended_without_completing_is_lost_one_that_runs_is_not() -> None:
     def job(name: str, status: Status) -> Job:
         return Job(id=name, task="t", queue="q", priority=2, status=status)
 
-    jobs = {"a": job("a", Status.COMPLETED), "b": job("b", Status.RUNNING)}
-    assert lost_of(["a", "b", "c"], jobs) == ["b", "c"]
+    jobs = {
+        "a": job("a", Status.COMPLETED),
+        "b": job("b", Status.RUNNING),
+        "c": job("c", Status.CANCELLED),
+    }
+    assert lost_of(["a", "b", "c", "d"], jobs) == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "unfinished", "doubled", "ended_by_key", "well"),
+    [
+        (0, 0, 0, False, True),
+        (1, 0, 0, True, False),
+        (0, 0, 1, True, False),
+        (0, 3, 0, False, False),
+        (0, 3, 0, True, True),
+    ],
+)
+def test_it_went_well_if_nothing_was_lost_or_doubled_and_what_is_left_was_left_on_purpose(
+    *, lost: int, unfinished: int, doubled: int, ended_by_key: bool, well: bool
+) -> None:
+    numbers = dict.fromkeys(Summary.__struct_fields__, 0) | {"regions": (), "thefts": ()}
+    made = {"lost": lost, "unfinished": unfinished, "doubled": doubled, "ended_by_key": ended_by_key}
+    assert msgspec.convert(numbers | made, Summary, strict=False).well is well
 
 
 def telling(region: str, seen: tuple[Seen, ...] = (), **counters: int) -> Telling:

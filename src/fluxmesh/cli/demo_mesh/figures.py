@@ -67,15 +67,17 @@ class Theft(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """How it went. `lost`: jobs that were stored and did not complete. `doubled`: jobs that completed twice,
-    or whose bodies overlapped or came to their end twice though nobody was killed in between. `ran_again`:
-    jobs that a kill interrupted, or took the report of, and that were started once more: each is promised to
-    start at least once. `steals_…` are requests over the mesh, `jobs_stolen_in` what they brought;
-    `jobs_taken_held` came through storage alone."""
+    """How it went. `lost`: jobs that storage does not have any more, or that ended and did not complete;
+    `unfinished`: those that were left when it was ended by a key, or took too long. `doubled`: jobs that
+    completed twice, or whose bodies overlapped or came to their end twice though nobody was killed in
+    between. `ran_again`: jobs that a kill interrupted, or took the report of, and that were started once
+    more: each is promised to start at least once. `steals_…` are requests over the mesh, `jobs_stolen_in`
+    what they brought; `jobs_taken_held` came through storage alone."""
 
     jobs: int
     completed: int
     lost: int
+    unfinished: int
     doubled: int
     ran_again: int
     kills: int
@@ -91,9 +93,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     regions: tuple[Line, ...]
     thefts: tuple[Theft, ...]
 
+    ended_by_key: bool
+
     @property
     def well(self) -> bool:
-        return not self.lost and not self.doubled
+        return not self.lost and not self.doubled and (self.ended_by_key or not self.unfinished)
 
 
 class Rate:
@@ -148,7 +152,11 @@ def counted(runs: Iterable[Telling | None]) -> Counter[str]:
 
 
 def lost_of(submitted: Sequence[str], jobs: Mapping[str, Job]) -> list[str]:
-    return [one for one in submitted if one not in jobs or jobs[one].status is not Status.COMPLETED]
+    return [one for one in submitted if one not in jobs or is_lost(jobs[one])]
+
+
+def is_lost(job: Job) -> bool:
+    return job.ended and job.status is not Status.COMPLETED
 
 
 def has_doubled(history: Sequence[Attempt]) -> bool:

@@ -50,7 +50,9 @@ QUEUE: Final = "demo"
 CONCURRENCY: Final = 3
 PERIOD_MS: Final = 1_000  # of probes: the longest round trip has to fit into half of it
 LOOK_S: Final = 0.2
-DRAIN_MOST_S: Final = 20.0
+STANDSTILL_S: Final = 20.0  # at the end: nothing more is waited for then,
+DRAIN_MOST_S: Final = 120.0  # or after so long,
+HURRIED_S: Final = 5.0  # or, if it is ended by a key
 BACK_AFTER_S: Final = 6.0  # a killed region comes back by itself
 KEY_GRANTS_S: Final = 30.0  # more time after a key
 SECONDS_MOST: Final = 600.0
@@ -158,6 +160,8 @@ class _Director:
         self._kills = 0
         self._rate = Rate()
         self._seconds = 0.0
+        self._done = 0
+        self._moved_s = 0.0
 
     def key(self, key: str) -> None:
         if len(self._wishes) < 100:
@@ -169,21 +173,27 @@ class _Director:
 
     async def direct(self) -> None:
         """Until the time is up and nothing is left to run, or it is to end at once."""
-        drained_s: float | None = None
+        draining_s: float | None = None  # since when
         while True:
             now_s = self._now_s
             await self._obey(now_s)
             if not self._over and now_s < self._until_s:
                 await self._submit_what_is_due(now_s)
-            elif drained_s is None:
-                drained_s = now_s + DRAIN_MOST_S
-            await self._bring_back(now_s, everybody=drained_s is not None)
+            elif draining_s is None:
+                draining_s = self._moved_s = now_s
+            await self._bring_back(now_s, everybody=draining_s is not None)
             self._fleet.check()
             look = await self._look(now_s)
             self._seconds = now_s
-            if drained_s is not None and (not look.left or now_s > drained_s):
+            if look.done != self._done:
+                self._done, self._moved_s = look.done, now_s
+            if draining_s is not None and (not look.left or self._is_long_enough(now_s, draining_s)):
                 return
             await asyncio.sleep(LOOK_S)
+
+    def _is_long_enough(self, now_s: float, draining_s: float) -> bool:
+        most_s = HURRIED_S if self._over else DRAIN_MOST_S
+        return now_s - draining_s > most_s or now_s - self._moved_s > STANDSTILL_S
 
     # -- what happens ------------------------------------------------------------------------------------
     async def _obey(self, now_s: float) -> None:
@@ -297,12 +307,14 @@ class _Director:
             if has_doubled(await self._storage.history(job_id) or ()):
                 doubled.add(job_id)
         total = counted(run.told for run in self._fleet.runs)
-        completed = len(self._submitted) - len(lost)
+        unfinished = sum(not job.ended for job in jobs.values())
+        completed = len(self._submitted) - len(lost) - unfinished
         by_region = Counter(job.worker_id for job in jobs.values())
         return Summary(
             jobs=len(self._submitted),
             completed=completed,
             lost=len(lost),
+            unfinished=unfinished,
             doubled=len(doubled),
             ran_again=len([job for job in jobs.values() if job.crashes]),
             kills=self._kills,
@@ -320,6 +332,7 @@ class _Director:
                 Theft(thief=thief, victim=victim, jobs=jobs)
                 for (thief, victim), jobs in self._hear.thefts.most_common()
             ),
+            ended_by_key=self._over,
         )
 
     def _line(self, region: str, completed: int) -> Line:

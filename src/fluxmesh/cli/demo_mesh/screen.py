@@ -175,4 +175,6 @@ def tell(summary: Summary) -> None:
         say(f"affinity  {share:.0%} of {starts:,} starts were at the owner of their key")
     if summary.kills:
         say(f"killed    {summary.kills} times; {summary.ran_again:,} jobs were started once more for it")
+    if summary.unfinished:
+        say(f"left      {summary.unfinished:,} jobs that had not ended yet")
     say(f"checked   {summary.lost} lost, {summary.doubled} doubled: by what storage holds and bodies told")
