@@ -88,10 +88,9 @@ def origin(lines: Iterable[dict[str, Any]]) -> str:
     told = {}
     for one in lines:
         if one["name"] == "affinity hit rate":
-            told[one["storage"]] = (
-                f"{NAMES[one['storage']]}: {one['machine']['cores']} cores, load {one['load_before']:.1f} before,"
-                f" medians of {len(one['values'])}, revision {str(one['revision'])[:12]}"
-            )
+            where = f"{one['machine']['cores']} cores, load {one['load_before']:.1f} before"
+            how = f"medians of {len(one['values'])}, revision {str(one['revision'])[:12]}"
+            told[one["storage"]] = f"{NAMES[one['storage']]}: {where}, {how}"
     return "; ".join(told[storage] for storage in sorted(told)) + "."
 
 
