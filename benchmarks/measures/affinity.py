@@ -243,7 +243,7 @@ class Given:
         """All by their numbers, and the single ones."""
         seen = await self._site.read()
         numbered, single = ([job for job in seen if job.task == task] for task in ("nap", "noop"))
-        check_all_completed(numbered, self.keys)
+        check_all_completed(numbered, list(self.keys))
         check_all_completed(single, range(self._singles))
         return {job.number: job for job in numbered}, single
 
