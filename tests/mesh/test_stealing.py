@@ -44,6 +44,11 @@ def node(hand: Hand) -> Any:
     return hand.host.node
 
 
+def told(hand: Hand) -> list[tuple[str, str, dict[str, object]]]:
+    assert hand.host is not None
+    return hand.host.told.lines
+
+
 def until(hand: Hand, holds: Any) -> None:
     with hand.changed:
         assert hand.changed.wait_for(holds, BOUND_S), node(hand).metrics()
@@ -63,6 +68,9 @@ def test_a_surplus_is_told_asked_for_offered_and_taken_and_both_count_the_same()
         eventually(lambda: count(victim, "jobs_stolen_out") == 4)
         assert count(thief, "jobs_stolen_in") == count(thief, "steals_succeeded") * 4 == 4
         assert other.got == []
+        for hand, event, peer in ((thief, "jobs stolen", "victim"), (victim, "jobs given", "thief")):
+            (fields,) = [fields for _, what, fields in told(hand) if what == event]
+            assert (fields["member"], fields["jobs"]) == (peer, 4)
 
 
 def test_everything_above_the_bound_goes_and_nothing_is_lost_or_doubled() -> None:
@@ -70,14 +78,12 @@ def test_everything_above_the_bound_goes_and_nothing_is_lost_or_doubled() -> Non
         node(thief).seek(20)
         node(other).seek(20)
         victim.fill(40)
-        victim_tells = threading.Event()
 
         def all_gone() -> bool:
             victim.tell(running=4)
             return len(victim.shelf) <= 6
 
         eventually(all_gone)
-        victim_tells.set()
         eventually(lambda: not (busy(thief) or busy(other)))
         eventually(lambda: victim.stolen_out == len(thief.got) + len(other.got) == 40 - len(victim.shelf))
         ids = [job.id for job in (*victim.shelf, *thief.got, *other.got)]
@@ -126,7 +132,6 @@ def test_one_that_does_not_steal_gives_nothing_and_is_not_asked() -> None:
         victim.fill(12)
         flags = Flag.READY  # as a worker without stealing says
         victim.tell(running=4, flags=flags)
-        eventually(lambda: any(load_of(thief, "victim") == (12, flag) for flag in (int(flags), int(READY))))
         eventually(lambda: load_of(thief, "victim") == (12, int(flags)))
         assert victim.wishes == []
         assert thief.takes == []
@@ -205,7 +210,8 @@ def test_while_storage_is_asked_the_node_answers_others_and_asks_nobody_else() -
 
 
 def test_from_a_surplus_to_a_take_it_is_a_matter_of_milliseconds() -> None:
-    """The median over 40 on an idle machine is near 1 ms; the bound is for a machine that is not."""
+    """The median is near 1 ms; the bound is for a machine that has much else to do. By the loads that ride on
+    other packets it would be hundreds."""
     with three(steal_rate_limit=0, protocol_period_ms=500) as (victim, thief, other):
         other.tell(running=4)
         waits = []
@@ -223,7 +229,7 @@ def test_from_a_surplus_to_a_take_it_is_a_matter_of_milliseconds() -> None:
             until(thief, lambda before=before: len(thief.takes) > before)
             waits.append(time.perf_counter() - began)
             node(thief).seek(0)
-        assert statistics.median(waits) < 0.02
+        assert statistics.median(waits) < 0.05
 
 
 class Store:

@@ -116,6 +116,15 @@ class TestReports:
     def test_what_is_no_report_is_none(self, data: bytes) -> None:
         assert decode_report(data) is None
 
+    def test_those_who_pass_on_are_told_unless_they_are_too_many(self) -> None:
+        few = NodeReport(members_total=0, members=(), over={"default": ("a", "b")})
+        assert decode_report(encode_report(few)) == few
+        names = tuple(f"worker-{number:05}" for number in range(500))
+        many = NodeReport(members_total=0, members=(), over={f"q{n}": names for n in range(20)})
+        told = decode_report(encode_report(many))
+        assert told is not None
+        assert told.over == {}
+
     def test_a_report_of_a_later_version_is_none(self) -> None:
         told = msgspec.structs.replace(NodeReport(members_total=0, members=()), report=2)
         assert decode_report(msgspec.json.encode(told)) is None

@@ -146,7 +146,11 @@ class Donor:
                 del known.jobs[job]
                 self._alone.pop(job, None)
             self._offered -= len(asked)
-            self.voice.count("jobs_stolen_out", self._shelf.taken(asked, thief))
+            count = self._shelf.taken(asked, thief)
+            self.voice.count("jobs_stolen_out", count)
+            if count:
+                member = self.voice.table.rows.get(thief.worker_id)
+                self.voice.tell("gave", None if member is None else member.record, jobs=count)
         return Noted()
 
     # --- what is remembered -------------------------------------------------------------------------------

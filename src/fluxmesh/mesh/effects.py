@@ -66,13 +66,15 @@ EventKind = Literal[
     "seed_failed",  # a seed has no address, or nobody answers there
     "seed_reached",  # one that had failed
     "surge",  # a peer has surplus now
+    "stole",  # storage gave us jobs of a peer
+    "gave",  # a peer says that it has jobs of ours
     "gone",  # our own leave is complete: the shell may close
 ]
 
 
 class Emit(Struct, frozen=True):
     """Something worth telling: a log event, a counter, a change of ring or targets. `text` names the how and
-    why, `seed` the seed as configured, `again_ns` how long from now it is tried again."""
+    why, `seed` the seed as configured, `again_ns` how long from now it is tried again, `jobs` how many."""
 
     kind: EventKind
     record: Record | None = None
@@ -81,6 +83,7 @@ class Emit(Struct, frozen=True):
     text: str = ""
     seed: str = ""
     again_ns: int = 0
+    jobs: int = 0
 
 
 class Resolve(Struct, frozen=True):

@@ -60,9 +60,13 @@ _TOLD: Final[dict[str, tuple[str, str]]] = {
     "forgotten": ("debug", "member forgotten"),
     "meta": ("debug", "member described itself"),
     "surge": ("debug", "peer has surplus"),
+    "stole": ("info", "jobs stolen"),
+    "gave": ("info", "jobs given"),
 }
 # No reason to look anew at once:
-_QUIET: Final = frozenset({"meta", "surge", "forgotten", "probe_resolved", "seed_failed", "seed_reached"})
+_QUIET: Final = frozenset(
+    {"meta", "surge", "stole", "gave", "forgotten", "probe_resolved", "seed_failed", "seed_reached"}
+)
 
 
 class MeshNode(Questions):
@@ -306,12 +310,13 @@ class MeshNode(Questions):
         return self._reporter.has_news(told_counters(self.metrics()), members, now_s)
 
     def _counts(self) -> dict[str, int]:
-        """The counters of the core as of now: a copy is one step of the interpreter."""
+        """As they were when it last looked, but those of stealing as of now: a copy is one step of the
+        interpreter."""
         core = self._core
         if core is None or self._thread.over:
             return self._core_counts
         now = {name.replace(" ", "_"): count for name, count in core.voice.counts.copy().items()}
-        return {**self._core_counts, **now}
+        return {**self._core_counts, **told_counters(now)}
 
     # -- on its own thread -----------------------------------------------------------------------------------
     async def _main(self, ready: Callable[[], None]) -> None:
@@ -486,6 +491,8 @@ def _fields_of(event: Emit) -> dict[str, object]:
         fields["seed"] = event.seed
     if event.text:
         fields["why" if event.kind == "seed_failed" else "how"] = event.text
+    if event.jobs:
+        fields["jobs"] = event.jobs
     if event.again_ns:
         fields["next_try_s"] = round(event.again_ns / 1e9, 1)
     return fields

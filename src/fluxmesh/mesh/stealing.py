@@ -353,6 +353,8 @@ class Thief:
             self.voice.count("jobs_stolen_in", len(got))
             self._wish = max(0, self._wish - len(got))
             self._peer(ref).fruitless = 0
+            member = self.voice.table.rows.get(ref.worker_id)
+            self.voice.tell("stole", None if member is None else member.record, jobs=len(got))
             self._tell(ref, got, now)
         else:
             self.voice.count("steals_lost")

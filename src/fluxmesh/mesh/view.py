@@ -14,6 +14,7 @@ from fluxmesh.mesh.timing import LOAD_STALE_MS, S
 
 REPORT_VERSION: Final = 1
 REPORT_MAX_BYTES: Final = 60 << 10  # storage takes 64 KiB
+OVER_MAX_BYTES: Final = 8 << 10  # of the names of those who pass on; more are not told
 GONE_TOLD_NS: Final = 3_600 * S
 _FLAG_NAMES: Final = ((Flag.READY, "ready"), (Flag.DRAINING, "draining"), (Flag.DEGRADED, "degraded"))
 LIVING: Final = frozenset({Standing.ALIVE, Standing.SUSPECT})
@@ -66,6 +67,8 @@ def encode_report(report: NodeReport) -> bytes:
     whole = _encode(report)
     if len(whole) <= REPORT_MAX_BYTES:
         return whole
+    if report.over and len(_encode(report.over)) > OVER_MAX_BYTES:
+        report = msgspec.structs.replace(report, over={})
     kept: list[MemberReport] = []
     left = REPORT_MAX_BYTES - len(_encode(msgspec.structs.replace(report, members=())))
     for member in sorted(report.members, key=lambda one: (one.standing == "alive", one.worker_id)):

@@ -93,9 +93,10 @@ class Voice:
         text: str = "",
         seed: str = "",
         again_ns: int = 0,
+        jobs: int = 0,
     ) -> None:
         self.count(f"event_{kind}")
-        self._out.append(Emit(kind, record, meta, load, text, seed, again_ns))
+        self._out.append(Emit(kind, record, meta, load, text, seed, again_ns, jobs))
 
     def count(self, name: str, by: int = 1) -> None:
         if name in self.counts or len(self.counts) < _COUNTERS_MAX:
