@@ -24,13 +24,13 @@ demo: setup ## show the life of real jobs in a few seconds (DIR=path: on the fil
 test: setup services ## the whole suite, cheapest tests first (PYTEST_ARGS="-k name" for a part)
 	@sh scripts/test.sh $(PYTEST_ARGS)
 
-slow: setup services ## the tests outside tests/cases that `make test` leaves out, because they take minutes
-	$(PYTHON) -m pytest -m slow tests --ignore=tests/cases $(PYTEST_ARGS)
+slow: setup services ## the tests outside the cases that `make test` leaves out, because they take minutes
+	$(PYTHON) -m pytest -m slow tests --ignore=tests/cases --ignore=tests/stealing $(PYTEST_ARGS)
 
 cases: setup services ## the failure cases at their full waiting times, on every storage, and the table of docs/cases.md
 	@mkdir -p build && rm -f build/cases.jsonl
 	FLUXMESH_TEST_CASES=full FLUXMESH_TEST_CASE_LINES=$(CURDIR)/build/cases.jsonl \
-		$(PYTHON) -m pytest tests/cases $(PYTEST_ARGS)
+		$(PYTHON) -m pytest tests/cases tests/stealing $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(PYTHON) scripts/cases_table.py build/cases.jsonl docs/cases.md)
 
 sim: setup ## the mesh in virtual time: 1,000 seeds of faults, 100,000 steals, figures of 3 to 1,000 real cores, 10,000 by a model (SEEDS=1-50 STEALS=1000)
@@ -38,9 +38,9 @@ sim: setup ## the mesh in virtual time: 1,000 seeds of faults, 100,000 steals, f
 	$(PYTHON) -m fluxmesh.cli mesh simulate --seeds $(or $(SEEDS),1-1000) --kills 60 \
 		--measure 3 --measure 10 --measure 100 --measure 1000 --model 10000
 
-chaos: setup services ## real workers under faults, judged (SEEDS=1-20 STORAGE=redis SECONDS=60; MUTANTS=1: can the judge fail?)
+chaos: setup services ## real workers under faults, judged (SEEDS=1-20 STORAGE=redis SECONDS=60 STEALS=2000; MUTANTS=1: can the judge fail?)
 	$(PYTHON) -m tests.chaos $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STORAGE),--storage $(STORAGE)) \
-		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants $(filter-out 1,$(MUTANTS)))
+		$(if $(STEALS),--steals $(STEALS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MUTANTS),--mutants $(filter-out 1,$(MUTANTS)))
 
 net: setup ## the mesh on a network of its own: cuts, loss, stops (root, iproute2, nftables; 12 minutes)
 	FLUXMESH_TEST_NET=1 $(PYTHON) -m pytest -s tests/net $(PYTEST_ARGS)

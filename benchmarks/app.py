@@ -8,6 +8,9 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
+
+from benchmarks.marks import Mark
 from fluxmesh import Context, Queue
 
 ISOLATION_ENV = "FLUXMESH_TEST_ISOLATION"
@@ -26,6 +29,16 @@ async def nap(number: int, seconds: float) -> int:
     return number
 
 
+@queue.task(name="mark")
+async def mark(number: int, seconds: float, journal: str) -> int:
+    """Hold the slot for so long, and note by the clocks of this machine when that began and ended."""
+    began = Mark(number, "start", time.monotonic(), time.time())
+    _append(journal, msgspec.json.encode(began))
+    await asyncio.sleep(seconds)
+    _append(journal, msgspec.json.encode(Mark(number, "end", time.monotonic(), time.time())))
+    return number
+
+
 @queue.task(name="hold", timeout=300)
 async def hold(number: int, journal: str, ctx: Context) -> int:
     """Hold the slot until the process is killed; a job that was started before ends at once.
@@ -41,9 +54,13 @@ async def hold(number: int, journal: str, ctx: Context) -> int:
 
 def _note(journal: str, job_id: str, event: str) -> None:
     entry = {"job": job_id, "event": event, "pid": os.getpid(), "at": time.time()}
+    _append(journal, json.dumps(entry).encode())
+
+
+def _append(journal: str, line: bytes) -> None:
     handle = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(handle, json.dumps(entry).encode() + b"\n")  # one write: lines of two processes never mix
+        os.write(handle, line + b"\n")  # one write: lines of two processes never mix
     finally:
         os.close(handle)
 

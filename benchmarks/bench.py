@@ -70,6 +70,9 @@ class Site:
             raise CheckFailed(f"{told['submitted']:,} of {count:,} jobs were submitted")
         return count / float(told["seconds"])
 
+    async def completed(self) -> int:
+        return (await self.storage.counts()).by_status.get(Status.COMPLETED, 0)
+
     async def check_stored(self, count: int) -> None:
         stored = (await self.storage.counts()).total
         if stored != count:
@@ -91,6 +94,7 @@ class Site:
         processes: int | None = None,
         ready: bool = True,
         environment: dict[str, str] | None = None,
+        flags: Sequence[str] = (),
     ) -> AsyncIterator[WorkerProcess]:
         """`fluxmesh worker` on this database; `ready`: from when all its processes wait for work."""
         process = WorkerProcess(
@@ -99,11 +103,16 @@ class Site:
             worker_id=worker_id,
             concurrency=concurrency,
             processes=processes,
+            flags=flags,
         )
         async with working(process):
             if ready:
-                await self.until(lambda: self._ready(worker_id, processes or 1), READY_S, process)
+                await self.until_ready(process, processes or 1)
             yield process
+
+    async def until_ready(self, worker: WorkerProcess, processes: int = 1) -> None:
+        """Return when all processes of the worker are registered."""
+        await self.until(lambda: self._ready(worker.worker_id, processes), READY_S, worker)
 
     @contextlib.asynccontextmanager
     async def owner(self, count: int) -> AsyncIterator[OwnerProcess]:
@@ -123,7 +132,7 @@ class Site:
         """`look` is told at each look how many have completed."""
 
         async def completed() -> bool:
-            done = (await self.storage.counts()).by_status.get(Status.COMPLETED, 0)
+            done = await self.completed()
             if look is not None:
                 await look(done)
             return done >= count

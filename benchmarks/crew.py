@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +65,7 @@ class WorkerProcess:
         worker_id: str = "bench",
         concurrency: int = 8,
         processes: int | None = None,
+        flags: Sequence[str] = (),
     ) -> None:
         self.worker_id = worker_id
         self._folder = folder
@@ -74,6 +75,7 @@ class WorkerProcess:
         self._flags += ["--log-format", "json", "--stop-at-eof"]
         if processes is not None:
             self._flags += ["--processes", str(processes)]
+        self._flags += flags
         self._process: asyncio.subprocess.Process | None = None
 
     @property

@@ -3,7 +3,7 @@
     python -m benchmarks.producer bulk    --count N
     python -m benchmarks.producer awaited --count N        one after the other, each awaited
     python -m benchmarks.producer delay   --count N        the same by the blocking call
-    python -m benchmarks.producer open    --count N --rate R [--results] [--nap S]
+    python -m benchmarks.producer open    --count N --rate R [--results] [--nap S] [--keys N]
     python -m benchmarks.producer burst   --count N --nap S
     python -m benchmarks.producer delayed --count N --from S --to S
     python -m benchmarks.producer tiers   --low N --critical N --nap S
@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from benchmarks.app import hold, nap, noop, queue
+from benchmarks.shares import key_of
 from fluxmesh.handle import JobHandle
 
 RESULT_S: Final = 30.0
@@ -77,7 +78,12 @@ async def _one(number: int, options: argparse.Namespace) -> float:
     """Submit one job; the milliseconds until its result is here, if that is asked for."""
     began = time.perf_counter()
     job: JobHandle[int]
-    job = await (nap.enqueue(number, options.nap) if options.nap else noop.enqueue(number))
+    if options.nap:
+        job = await nap.enqueue(number, options.nap)
+    elif options.keys:
+        job = await noop.options(affinity_key=key_of(number, options.keys)).enqueue(number)
+    else:
+        job = await noop.enqueue(number)
     if options.results and await job.aio.result(timeout=RESULT_S) != number:
         raise SystemExit(f"job {job.id} has another result than {number}")
     return (time.perf_counter() - began) * 1e3
@@ -134,6 +140,7 @@ def main() -> None:
     parser.add_argument("--low", type=int, default=0)
     parser.add_argument("--critical", type=int, default=0)
     parser.add_argument("--journal")
+    parser.add_argument("--keys", type=int, default=0)
     options = parser.parse_args()
     answer = MODES[options.mode](options)
     told = asyncio.run(answer) if asyncio.iscoroutine(answer) else answer

@@ -29,7 +29,7 @@ async def read(url: str) -> list[Seen]:
         cursor: str | None = None
         for _ in range(PAGES_MOST):
             page = await storage.find(Query(), cursor=cursor, limit=PAGE)
-            seen += await asyncio.gather(*(_seen(storage, job) for job in page.items))
+            seen += await asyncio.gather(*(seen_of(storage, job) for job in page.items))
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -38,7 +38,8 @@ async def read(url: str) -> list[Seen]:
         await storage.close()
 
 
-async def _seen(storage: Storage, job: Job) -> Seen:
+async def seen_of(storage: Storage, job: Job) -> Seen:
+    """One job with its history."""
     history = await storage.history(job.id) or []
     return Seen(
         id=job.id,

@@ -36,6 +36,7 @@ _CLI_HEAD: Final = """\
 Made from the parsers of the commands by `python scripts/reference.py`; a test compares them.
 `fluxmesh COMMAND --help` shows the same. Data go to standard output, everything else to standard error.
 """
+_OF_PAGES: Final = ("items", "next_cursor", "partial")
 EVERY_ROUTE: Final = ("401", "403", "408", "422", "500", "503")
 _EXIT_CODES: Final = """\
 ## Exit codes
@@ -158,7 +159,12 @@ def _kind(schema: Mapping[str, Any], *, named: bool = True) -> str:
     if kind == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     listed = schema.get("properties", {}).get("items")
-    return f"page of {_kind(listed['items'])}" if named and listed else str(kind)
+    return _page_kind(schema["properties"]) if named and listed else str(kind)
+
+
+def _page_kind(properties: Mapping[str, Any]) -> str:
+    more = [f"`{name}` {_kind(one)}" for name, one in properties.items() if name not in _OF_PAGES]
+    return ", with ".join([f"page of {_kind(properties['items']['items'])}", *more])
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
@@ -190,7 +196,7 @@ def cli_page() -> str:
     for noun, parser in _verbs(build_parser(tuple(COMMANDS))):
         parts += [f"## {noun}", "", *_description(parser)]
         below = list(_verbs(parser))
-        if not below:
+        if not below or parser.get_default("run") is not None:
             parts += _leaf(noun, parser)
         for verb, leaf in below:
             parts += [f"### {noun} {verb}", "", *_description(leaf), *_leaf(f"{noun} {verb}", leaf)]
@@ -213,9 +219,13 @@ def _description(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 def _leaf(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     usage = " ".join(
-        [f"fluxmesh {command} [OPTION …]", *(_used(a) for a in parser._actions if not a.option_strings)]
+        [f"fluxmesh {command} [OPTION …]", *(_used(a) for a in parser._actions if _is_argument(a))]
     )
     yield from (f"`{usage}`", "", *_arguments(parser), "", *_examples(parser))
+
+
+def _is_argument(action: argparse.Action) -> bool:
+    return not action.option_strings and not isinstance(action, argparse._SubParsersAction)
 
 
 def _used(action: argparse.Action) -> str:

@@ -58,6 +58,12 @@ if [ -z "${HOME:-}" ] || [ ! -d "$HOME" ] || [ ! -w "$HOME" ]; then
     [ -n "${PIP_CACHE_DIR:-}" ] || export PIP_NO_CACHE_DIR=1
 fi
 
+# Of two set-ups of one checkout at once the second waits, and finds it done: both would install over each other.
+if command -v flock >/dev/null 2>&1; then
+    exec 9<.
+    flock 9
+fi
+
 wanted="$(pwd) $(cksum <pyproject.toml)"
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && recent "$venv/bin/python"; then
     exit 0

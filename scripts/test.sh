@@ -50,7 +50,7 @@ ignoring() {
 
 # The lanes of a stage take about the same time; a new file is in the last of the stage that its folder belongs to.
 quick="tests/unit tests/architecture tests/types tests/sim tests/contract tests/api tests/cli/test_s*.py"
-timed="tests/cases tests/chaos tests/mesh tests/net"
+timed="tests/cases tests/chaos tests/mesh tests/net tests/stealing"
 deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_keys.py tests/cases/test_outages.py
     tests/cases/test_redis_cases.py tests/cases/test_replicas.py tests/cases/test_shutdown.py tests/cases/test_timeouts.py"
 
@@ -62,7 +62,7 @@ deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_ke
     show
 
     begin $deaths
-    begin tests/mesh tests/chaos
+    begin tests/mesh tests/chaos tests/stealing
     begin tests/cases $(ignoring $deaths)
     show
 }

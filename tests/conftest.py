@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 # Cheapest first, so that a slip is seen in seconds. A directory not named here runs before the cases.
-DIRECTORY_ORDER = ("unit", "architecture", "types", "contract", "service", "cli", "*", "cases", "chaos")
+DIRECTORY_ORDER = (
+    "unit",
+    "architecture",
+    "types",
+    "contract",
+    "service",
+    "cli",
+    "*",
+    "stealing",
+    "cases",
+    "chaos",
+)
 
 TESTS = Path(__file__).parent
 _skips: list[str] = []

@@ -7,7 +7,20 @@ from typing import Final
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Figure
-from benchmarks.measures import apart, classic, death, depth, endurance, mesh, speed, waiting
+from benchmarks.measures import (
+    affinity,
+    apart,
+    classic,
+    death,
+    depth,
+    endurance,
+    mesh,
+    meshed,
+    skewed,
+    speed,
+    stealing,
+    waiting,
+)
 
 Measure = Callable[[Bench], AsyncIterator[Figure]]
 
@@ -31,6 +44,12 @@ MEASURES: Final[dict[str, Measure]] = {
     "kill-shortest": death.kill_shortest,
     "mesh-coding": mesh.coding,
     "mesh-ring": mesh.ring,
+    "mesh-pickup": meshed.mesh_pickup,
+    "mesh-cost": meshed.mesh_cost,
+    "steal-latency": stealing.steal_latency,
+    "take-held-latency": stealing.take_held_latency,
+    "skewed": skewed.skewed,
+    "affinity": affinity.affinity,
     "depth": depth.flatness,
     "endurance": endurance.endurance,
 }

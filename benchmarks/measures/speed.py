@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.bench import Bench, clean_environment
 from benchmarks.crew import output_of, run_module
-from benchmarks.figures import Bound, CheckFailed, Figure, judged, rounded
+from benchmarks.figures import Bound, CheckFailed, Figure, Floor, judged, rounded
 from benchmarks.seen import check_all_completed, span_s
 from benchmarks.toll import Toll
 
@@ -53,6 +53,17 @@ async def floor(bench: Bench) -> AsyncIterator[Figure]:
                 "referee": _beside(bench, values, theirs[name, batch], referee_sha256),
             },
         )
+
+
+async def floor_of_drain(bench: Bench, batch: int) -> Floor:
+    """The floor's drain at this batch, measured now unless this run has done so already."""
+    known = bench.floor("drain", batch)
+    if known is None:
+        told = [await _run_floor(bench, batch) for _ in range(bench.repeat)]
+        bench.note_floor(f"drain at batch {batch}", [float(one["drain"]) for one in told])
+        known = bench.floor("drain", batch)
+    assert known is not None
+    return known
 
 
 async def _run_floor(bench: Bench, batch: int, script: Path | None = None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ async def pick_up(bench: Bench) -> AsyncIterator[Figure]:
     for _ in range(bench.repeat):
         async with bench.site() as site, site.worker() as worker:
             await asyncio.sleep(SETTLE_DOWN_S)
-            told = await _open_loop(site, count)
+            told = await open_loop(site, count)
             await site.until_completed(count, worker, 30)
             seen = await site.read()
             check_all_completed(seen, range(count))
@@ -43,14 +43,15 @@ async def result(bench: Bench) -> AsyncIterator[Figure]:
     for _ in range(bench.repeat):
         async with bench.site() as site, site.worker() as worker:
             await asyncio.sleep(SETTLE_DOWN_S)
-            told = await _open_loop(site, count, "--results")
+            told = await open_loop(site, count, "--results")
             await site.until_completed(count, worker, 30)
             check_all_completed(await site.read(), range(count))
             spreads.append(spread(told["result_ms"]) | {"producer_late": rounded(told["late_ms"])})
     yield _of_spreads("result", "p50", spreads, count, None, {"concurrency": 8})
 
 
-async def _open_loop(site: Site, count: int, *flags: str) -> dict[str, Any]:
+async def open_loop(site: Site, count: int, *flags: str) -> dict[str, Any]:
+    """Single jobs at the rate of this file, by a process of their own."""
     return await site.produce(
         "open", "--count", count, "--rate", RATE, *flags, within_s=60 + 3 * count / RATE
     )
@@ -167,12 +168,12 @@ async def _hear(gauge: Gauge, for_s: float) -> tuple[float, dict[str, Any]]:
 
 
 async def _count_writes(site: Site, for_s: float) -> tuple[None, dict[str, Any]]:
-    before = _write_count(site)
+    before = write_count(site)
     await asyncio.sleep(for_s)
-    return None, {"write_transactions_per_s": rounded((_write_count(site) - before) / for_s)}
+    return None, {"write_transactions_per_s": rounded((write_count(site) - before) / for_s)}
 
 
-def _write_count(site: Site) -> int:
+def write_count(site: Site) -> int:
     """Write transactions so far, of all processes: the counter in the header of SQLite's WAL index
     ("iChange", the third word; sqlite.org/walformat.html)."""
     with (site.folder / "jobs.db-shm").open("rb") as file:

@@ -18,12 +18,22 @@ from fluxmesh.mesh.view import MemberReport, decode_report
 from fluxmesh.storage.base import Storage
 
 POINTS_MOST: Final = 1_000  # of the option; options.py would bring the ciphers with it
+_SUMMED: Final = (
+    "steals_initiated",
+    "steals_succeeded",
+    "jobs_taken_held",
+    "affinity_hits",
+    "affinity_misses",
+)
 SEEN: Final = frozenset({"ready", "draining", "retiring", "silent"})  # its lease has not lapsed
 
 
 class Observation(Struct, frozen=True, kw_only=True):
     """The mesh as `worker_id` told it at `told_at` (epoch seconds, the storage's), itself among the members.
-    `members_total` is more than there are members here if they did not fit."""
+    `members_total` is more than there are members here if they did not fit. `buffered`: jobs that it holds
+    and has not started; `adaptive_prefetch`: so many one claim of it may hold beyond its free slots.
+    `counters`: what it did since its start, by the names of `MeshNode.metrics`; the two of jobs stolen stand
+    beside them as well. `over`: who has too much and passes keys on, by queue."""
 
     worker_id: str
     epoch: int
@@ -32,18 +42,40 @@ class Observation(Struct, frozen=True, kw_only=True):
     members: tuple[MemberReport, ...]
     jobs_stolen_in: int
     jobs_stolen_out: int
+    counters: dict[str, int] = {}
+    buffered: int = 0
+    adaptive_prefetch: int = 0
+    over: dict[str, tuple[str, ...]] = {}
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """Sums over all workers that have told of the mesh and live. Each tells at another instant and since its
+    own start, so jobs stolen in and out may differ while jobs are stolen, and after a worker has gone."""
+
+    workers: int
+    buffered: int
+    jobs_stolen_in: int
+    jobs_stolen_out: int
+    steals_initiated: int
+    steals_succeeded: int
+    jobs_taken_held: int
+    affinity_hits: int
+    affinity_misses: int
 
 
 class RingMember(Struct, frozen=True):
-    """`share`: the part of all keys that it owns, 0 to 1."""
+    """`share`: the part of all keys that it owns, 0 to 1. `over`: it has too much, and passes keys on: its
+    share is 0 for as long as others have room."""
 
     worker_id: str
     virtual_nodes: int
     share: float
+    over: bool = False
 
 
 class RingView(Struct, frozen=True):
-    """The ring of one queue, as these workers see it. `agreed`: so do all who see a ring of this queue."""
+    """The ring of one queue, as these workers see it. `agreed`: so do all who see a ring of this queue. Who
+    has too much changes by the second and is seen by each at another instant."""
 
     queue: str
     members: tuple[RingMember, ...]
@@ -80,9 +112,28 @@ async def observe(storage: Storage) -> list[Observation]:
                     members=report.members,
                     jobs_stolen_in=report.jobs_stolen_in,
                     jobs_stolen_out=report.jobs_stolen_out,
+                    counters=report.counters,
+                    buffered=report.buffered,
+                    adaptive_prefetch=report.adaptive_prefetch,
+                    over=report.over,
                 )
             )
     return found
+
+
+def totals(seen: Sequence[Observation]) -> Totals:
+    """What all of these did and hold together."""
+    counted = dict.fromkeys(_SUMMED, 0)
+    for one in seen:
+        for name in _SUMMED:
+            counted[name] += one.counters.get(name, 0)
+    return Totals(
+        workers=len(seen),
+        buffered=sum(one.buffered for one in seen),
+        jobs_stolen_in=sum(one.jobs_stolen_in for one in seen),
+        jobs_stolen_out=sum(one.jobs_stolen_out for one in seen),
+        **counted,
+    )
 
 
 def unseen(seen: Sequence[Observation]) -> dict[str, tuple[str, ...]]:
@@ -103,21 +154,21 @@ def rings(seen: Sequence[Observation], queue: str | None = None) -> list[RingVie
     """The rings by queue (None: of all queues), the one that most see first."""
     told: list[RingView] = []
     for name in _queues(seen) if queue is None else [queue]:
-        sets = _by_member_set(seen, name)
-        for members, observers in sorted(sets.items(), key=lambda one: (-len(one[1]), one[1])):
-            ring = Ring(dict(members))
+        sets = _rings_seen(seen, name)
+        for ring, observers in sorted(sets.items(), key=lambda one: (-len(one[1]), one[1])):
             shares = ring.shares()
-            shown = tuple(RingMember(one, points, shares[one]) for one, points in ring.members.items())
+            shown = tuple(
+                RingMember(one, points, shares[one], one in ring.over) for one, points in ring.members.items()
+            )
             told.append(RingView(name, shown, observers, len(sets) == 1))
     return told
 
 
 def owner(seen: Sequence[Observation], key: str, queue: str) -> OwnerView:
     """Raises NotInMesh if nobody sees a ring of this queue."""
-    sets = _by_member_set(seen, queue)
     votes: dict[str, list[str]] = {}
-    for members, observers in sets.items():
-        chosen = Ring(dict(members)).owner(key)
+    for ring, observers in _rings_seen(seen, queue).items():
+        chosen = ring.owner(key)
         if chosen is not None:
             votes.setdefault(chosen, []).extend(observers)
     if not votes:
@@ -135,23 +186,21 @@ def _queues(seen: Iterable[Observation]) -> list[str]:
     )
 
 
-def _by_member_set(
-    seen: Iterable[Observation], queue: str
-) -> dict[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """Each set of members with their points that somebody sees on the ring, and who that is. A number of
-    points that no worker can have is nobody's: a ring of them would be computed for ever."""
-    sets: dict[tuple[tuple[str, int], ...], tuple[str, ...]] = {}
+def _rings_seen(seen: Iterable[Observation], queue: str) -> dict[Ring, tuple[str, ...]]:
+    """Each ring that somebody sees, by its members with their points and by who of them is over the bound of
+    load, and who that is: the one way from what was told to an owner. A number of points that no worker can
+    have is nobody's: a ring of them would be computed for ever."""
+    rings: dict[Ring, tuple[str, ...]] = {}
     for one in seen:
-        members = tuple(
-            sorted(
-                (member.worker_id, member.virtual_nodes)
-                for member in one.members
-                if member.in_ring
-                and queue in member.queues
-                and member.virtual_nodes is not None
-                and 1 <= member.virtual_nodes <= POINTS_MOST
-            )
-        )
+        members = {
+            member.worker_id: member.virtual_nodes
+            for member in one.members
+            if member.in_ring
+            and queue in member.queues
+            and member.virtual_nodes is not None
+            and 1 <= member.virtual_nodes <= POINTS_MOST
+        }
         if members:
-            sets[members] = tuple(sorted((*sets.get(members, ()), one.worker_id)))
-    return sets
+            ring = Ring(members, frozenset(one.over.get(queue, ())))
+            rings[ring] = tuple(sorted((*rings.get(ring, ()), one.worker_id)))
+    return rings

@@ -9,9 +9,31 @@ import pytest
 
 from fluxmesh.client import Client
 from fluxmesh.errors import InvalidOption, NotInMesh
-from fluxmesh.peers import Observation, OwnerView, RingView
+from fluxmesh.peers import Observation, OwnerView, RingView, Totals
 from tests.api.serving import Api, problem, served
 from tests.mesh.told import member, tell
+
+COUNTERS = {
+    "a": {
+        "jobs_stolen_in": 4,
+        "steals_initiated": 3,
+        "steals_succeeded": 2,
+        "affinity_hits": 9,
+        "buffered": 7,
+    },
+    "b": {"jobs_stolen_out": 4, "jobs_taken_held": 1, "affinity_misses": 2, "steal_requests": 3},
+}
+TOTALS = {
+    "workers": 2,
+    "buffered": 7,
+    "jobs_stolen_in": 4,
+    "jobs_stolen_out": 4,
+    "steals_initiated": 3,
+    "steals_succeeded": 2,
+    "jobs_taken_held": 1,
+    "affinity_hits": 9,
+    "affinity_misses": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +41,7 @@ def meshed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     with served(tmp_path_factory.mktemp("mesh") / "jobs.db") as api:
         mail = member("c", queues=("mail",))
         views = {name: (member("a"), member("b"), mail) for name in ("a", "b")}
-        api.run(tell(api.storage, views))
+        api.run(tell(api.storage, views, COUNTERS))
         yield api
 
 
@@ -31,6 +53,14 @@ def test_members_are_shown_as_each_worker_sees_them(meshed: Api) -> None:
     wanted = {"standing": "alive", "in_ring": True, "running": 3, "flags": ["ready"], "queues": ["default"]}
     first = document["items"][0]["members"][0]
     assert {name: first[name] for name in wanted} == wanted
+
+
+def test_each_worker_tells_what_it_did_and_all_of_it_is_summed(meshed: Api) -> None:
+    document = meshed.client.get("/api/v1/mesh").json()
+    a, b = document["items"]
+    assert (a["counters"], a["buffered"], a["adaptive_prefetch"]) == (COUNTERS["a"], 7, 5)
+    assert (b["jobs_stolen_in"], b["jobs_stolen_out"], b["buffered"]) == (0, 4, 0)
+    assert document["totals"] == TOTALS
 
 
 def test_rings_are_shown_by_queue(meshed: Api) -> None:
@@ -63,8 +93,9 @@ def test_what_cannot_be_answered_is_a_problem(meshed: Api) -> None:
 
 def test_without_a_mesh_lists_are_empty(tmp_path: Path) -> None:
     with served(tmp_path / "jobs.db") as api:
-        for path in ("mesh", "mesh/ring"):
-            assert api.client.get(f"/api/v1/{path}").json() == {"items": [], "next_cursor": None}
+        nothing = {"items": [], "next_cursor": None}
+        assert api.client.get("/api/v1/mesh/ring").json() == nothing
+        assert api.client.get("/api/v1/mesh").json() == nothing | {"totals": dict.fromkeys(TOTALS, 0)}
 
 
 def test_the_client_gets_values(meshed: Api) -> None:
@@ -72,6 +103,7 @@ def test_the_client_gets_values(meshed: Api) -> None:
         seen = client.mesh()
         assert all(isinstance(one, Observation) for one in seen)
         assert seen[0].members[0] == member("a")
+        assert client.mesh_totals() == Totals(**TOTALS)
         told = client.mesh_rings("default")
         assert isinstance(told[0], RingView)
         owner = client.mesh_owner("tenant-7")

@@ -112,6 +112,15 @@ async def tick(note: str = "", ctx: Context = None) -> str:
     return note
 
 
+@queue.task(name="brief")
+async def brief(seconds: float, note: str = "", ctx: Context = None) -> str:
+    """As long as it is told to be, and hardly longer: nobody looks who runs beside it."""
+    mark("start", ctx, note, beside=[])
+    await asyncio.sleep(seconds)
+    mark("end", ctx, note, raised=None)
+    return note
+
+
 @queue.task(name="swallow")
 async def swallow(data: str, note: str = "", ctx: Context = None) -> int:
     """Takes much, and gives little back."""

@@ -72,3 +72,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("cases")
         for line in LINES:
             terminalreporter.line(line)
+        LINES.clear()  # tests/stealing has this hook as well

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,11 +18,13 @@ from fluxmesh.job import TERMINAL, Attempt, Job, Outcome
 from fluxmesh.queue import Queue
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import Retention, WorkerInfo
+from tests.cases.audit import Audit, audited
 from tests.cases.backdoor import BackDoor, Opener
 from tests.cases.judge import Story, disagreements
 from tests.cases.marks import GATE_ENV, MARKS_ENV, Mark, MarkFile
 from tests.cases.report import Case
 from tests.cases.workers import ROOT, ApiServer, DirectWorker, Group, WorkerGroup
+from tests.mesh.sockets import free_port
 
 T = TypeVar("T")
 LEASE_S: Final = 3.0
@@ -89,6 +92,7 @@ class Lab:
         self.queue = self.open()
         self.groups: list[Group] = []
         self.ids: list[str] = []
+        self._seed = ""  # the first of the mesh
 
     def __enter__(self) -> Lab:
         return self
@@ -142,6 +146,13 @@ class Lab:
         OffsetClock.write(self.clock_file, wall_us=shift_us, boot_us=shift_us)
 
     # -- workers -----------------------------------------------------------------------------------
+    def in_mesh(self, *more: str) -> tuple[str, ...]:
+        """Flags of one more worker of this lab's mesh, on ports of its own; the first is the others' seed."""
+        port = free_port()
+        seeds = ("--mesh-seeds", self._seed) if self._seed else ()
+        self._seed = self._seed or f"127.0.0.1:{port}"
+        return ("--mesh", "--mesh-port", str(port), *seeds, *more)
+
     def launch(
         self,
         worker_id: str,
@@ -279,6 +290,13 @@ class Lab:
         return [attempt.outcome for attempt in handle.history()]
 
     # -- judging -----------------------------------------------------------------------------------
+    @contextmanager
+    def audited(self) -> Iterator[Audit]:
+        """Every move of every job from now on; to be over before the lab is judged."""
+        self.queue.counts()  # the storage is there
+        with audited(self.door) as audit:
+            yield audit
+
     def stories(self) -> list[Story]:
         marks: dict[str, list[Mark]] = {}
         for mark in self.marks.all():
@@ -325,6 +343,18 @@ class Lab:
         self.kill_workers()
         asyncio.run(self._prune())
         return [f"left over: {what}" for what in self.door.left_over()]
+
+    def command(self, worker_id: str, command: str | None) -> None:
+        """Tell a worker "quiet" or "stop", or take that back; its next beat hears of it."""
+        assert asyncio.run(self._command(worker_id, command)), f"no worker {worker_id}"
+
+    async def _command(self, worker_id: str, command: str | None) -> bool:
+        settings = Settings(namespace=self.door.namespace)
+        storage = await open_storage(self.door.url, settings, create=False, clock=self._clock())
+        try:
+            return await storage.command(worker_id, command)
+        finally:
+            await storage.close()
 
     async def _prune(self) -> None:
         settings = Settings(namespace=self.door.namespace)

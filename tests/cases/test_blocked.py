@@ -47,13 +47,15 @@ def silence_told(group: WorkerGroup | DirectWorker) -> float:
 
 
 # -- C03 -------------------------------------------------------------------------------------------------
-def blocking_beside_innocent(site: Site, task: str, *, named: bool) -> None:
+def blocking_beside_innocent(site: Site, task: str, *, named: bool, mesh: bool) -> None:
     with site.lab(task) as lab:
-        case = lab.case("C03", body=task, hold_s=HOLD_S, concurrency=5, innocent=INNOCENT)
-        lab.worker("w2", concurrency=4)
+        case = lab.case(
+            "C03", body=task, hold_s=HOLD_S, concurrency=5, innocent=INNOCENT, mesh="yes" if mesh else "no"
+        )
+        lab.worker("w2", *(lab.in_mesh() if mesh else ()), concurrency=4)
         filling, door = lab.submit_held(4, "filling")  # so that all that comes now is w1's
         lab.await_starts(4, 20)
-        first = lab.worker("w1", concurrency=5)
+        first = lab.worker("w1", *(lab.in_mesh() if mesh else ()), concurrency=5)
         [row] = lab.members(first)
         lab.queue.pause("default")  # until all are there, so that w1 is given all of them at once
         template = lab.queue.task_named(task).options(priority="critical")
@@ -83,11 +85,12 @@ def blocking_beside_innocent(site: Site, task: str, *, named: bool) -> None:
         lab.close(case)
 
 
-def test_c03_what_one_job_blocks_holds_up_no_other(site: Site) -> None:
+@pytest.mark.parametrize("mesh", [False, True], ids=["plain", "mesh"])
+def test_c03_what_one_job_blocks_holds_up_no_other(site: Site, mesh: bool) -> None:
     """A blocking call on the loop, and one that holds the interpreter, so that not even a thread goes on."""
     together(
-        lambda: blocking_beside_innocent(site, "ablock", named=True),
-        lambda: blocking_beside_innocent(site, "agrip", named=False),
+        lambda: blocking_beside_innocent(site, "ablock", named=True, mesh=mesh),
+        lambda: blocking_beside_innocent(site, "agrip", named=False, mesh=mesh),
     )
 
 

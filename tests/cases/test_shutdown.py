@@ -1,12 +1,12 @@
-"""SIGTERM during a deploy: C17.
-
-A worker without a mesh holds no buffered jobs; the part of C17 about them comes with the mesh.
-"""
+"""SIGTERM during a deploy: C17. Only a worker in a mesh holds jobs that it has not started."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+
+import pytest
 
 from fluxmesh.handle import JobHandle
 from fluxmesh.job import Outcome, Status
@@ -18,24 +18,51 @@ from tests.cases.marks import lives
 from tests.cases.report import Case
 from tests.cases.workers import APART, WorkerGroup
 
+BUFFERED = 2
 STOPPABLE, UNSTOPPABLE = "until", "stick"  # an async body, and one blocking call on a thread
 
 
 class Deploy:
-    """W1 runs a long job and a short one that just started; then W2 is up, idle."""
+    """W1 runs a long job and a short one that just started; then W2 is up, idle. In a mesh W1 has no slot
+    besides, and holds two more; W2 is busy until `free_the_second`, or it would have taken them by then."""
 
-    def __init__(self, lab: Lab, long_task: str) -> None:
+    def __init__(self, lab: Lab, long_task: str, *, mesh: bool = False) -> None:
         self.lab = lab
         self.door = lab.folder / "short-may-end"
         self.long_door = lab.folder / "long-may-end"
         if long_task == UNSTOPPABLE:
             os.mkfifo(self.long_door)
-        self.first = lab.worker("w1", concurrency=3)
+        self.first = lab.worker("w1", *(lab.in_mesh() if mesh else ()), concurrency=2 if mesh else 3)
+        # What is claimed together is held beside what is started.
+        lab.queue.pause("default")
         self.long = lab.submit(long_task, str(self.long_door), "long", max_retries=0)
         self.short = lab.submit("until", str(self.door), "short", max_retries=0)
+        self.buffered: Sequence[JobHandle[str]] = ()
+        self.filling: Sequence[JobHandle[str]] = ()
+        if mesh:
+            self.buffered = lab.submit_many("tick", [("buffered",)] * BUFFERED, max_retries=0)
+        lab.queue.resume("default")
         lab.await_starts(1, 10, note="long")
         lab.await_starts(1, 10, note="short")
-        self.second = lab.worker("w2", concurrency=4)
+        if mesh:
+            wait_until(lambda: held_by(lab, "w1") == BUFFERED, 5, "w1 holds two")
+            self.filling, self.filling_door = lab.submit_held(4, "filling", queue="filling")
+        queues = ("--queues", "default,filling") if mesh else ()
+        self.second = lab.worker("w2", *queues, *(lab.in_mesh() if mesh else ()), concurrency=4)
+        if mesh:
+            lab.await_starts(4, 10, note="filling")
+
+    def free_the_second(self) -> None:
+        if self.filling:
+            self.filling_door.touch()
+
+    def check_the_buffered(self, case: Case, told_at: float) -> None:
+        """They start elsewhere, soon and once."""
+        self.lab.await_ended([*self.buffered, *self.filling], 20)
+        starts = self.lab.marks.starts(note="buffered")
+        case.at_most("buffered_start_after_signal_s", max(mark.at for mark in starts) - told_at, 1.0)
+        case.equal("buffered_started_elsewhere", self.started_here("buffered", self.second), BUFFERED)
+        case.equal("starts_of_the_buffered", len(starts), BUFFERED)
 
     def end_the_long_one(self) -> None:
         if self.long_door.is_fifo():
@@ -66,12 +93,13 @@ class Deploy:
         case.equal("charged", (record.attempts, record.interruptions, record.crashes), (1, 1, 0))
 
 
-def drained(site: Site, long_task: str) -> None:
+def drained(site: Site, long_task: str, *, mesh: bool = False) -> None:
     with site.lab() as lab:
-        case = lab.case("C17", grace_s=GRACE_S, long=long_task, signals=1)
-        deploy = Deploy(lab, long_task)
+        case = lab.case("C17", grace_s=GRACE_S, long=long_task, signals=1, mesh="yes" if mesh else "no")
+        deploy = Deploy(lab, long_task, mesh=mesh)
         told_at = time.monotonic()
         deploy.first.tell()
+        deploy.free_the_second()
         wait_until(lambda: status_of(lab, "w1") == "draining", 5, "w1 drains")
         after = deploy.submit_more()
         submitted_at = time.monotonic()
@@ -82,7 +110,10 @@ def drained(site: Site, long_task: str) -> None:
         case.equal("exit_code", code, 0)
         lab.await_ended([deploy.short, *after], 20)
         case.equal("outcomes_of_the_short_one", lab.outcomes(deploy.short), [Outcome.COMPLETED])
-        case.equal("claims_given_back", deploy.first.log.read_text("utf-8").count("jobs released"), 0)
+        if mesh:
+            deploy.check_the_buffered(case, told_at)
+        else:
+            case.equal("claims_given_back", deploy.first.log.read_text("utf-8").count("jobs released"), 0)
         case.equal("claims_after_the_signal", deploy.started_here("after the signal", deploy.first), 0)
         last = max(mark.at for mark in lab.marks.starts(note="after the signal"))
         case.at_most("others_start_elsewhere_within_s", last - submitted_at, 1.0)
@@ -91,11 +122,12 @@ def drained(site: Site, long_task: str) -> None:
         lab.close(case)
 
 
-def hurried(site: Site, long_task: str) -> None:
+def hurried(site: Site, long_task: str, *, mesh: bool = False) -> None:
     with site.lab() as lab:
-        case = lab.case("C17", grace_s=GRACE_S, long=long_task, signals=2)
-        deploy = Deploy(lab, long_task)
+        case = lab.case("C17", grace_s=GRACE_S, long=long_task, signals=2, mesh="yes" if mesh else "no")
+        deploy = Deploy(lab, long_task, mesh=mesh)
         deploy.first.tell()
+        deploy.free_the_second()
         first_told_at = time.monotonic()
         wait_until(lambda: status_of(lab, "w1") == "draining", 5, "w1 drains")
         # Signals of one moment are one telling.
@@ -115,8 +147,14 @@ def hurried(site: Site, long_task: str) -> None:
             lab.outcomes(deploy.short),
             [Outcome.INTERRUPTED, Outcome.COMPLETED],
         )
+        if mesh:
+            deploy.check_the_buffered(case, first_told_at)
         case.equal("processes_left", deploy.first.kill(), {})
         lab.close(case)
+
+
+def held_by(lab: Lab, worker_id: str) -> int:
+    return sum(row.held for row in lab.queue.list_workers() if row.worker_id == worker_id)
 
 
 def status_of(lab: Lab, worker_id: str) -> str | None:
@@ -131,6 +169,16 @@ def test_c17_a_worker_that_is_told_to_stop_drains(site: Site) -> None:
 @beside
 def test_c17_a_body_that_cannot_be_stopped_is_handed_back_by_the_end_of_its_process(site: Site) -> None:
     drained(site, UNSTOPPABLE)
+
+
+@beside
+def test_c17_what_a_worker_holds_starts_elsewhere_as_it_drains(site: Site) -> None:
+    drained(site, STOPPABLE, mesh=True)
+
+
+@beside
+def test_c17_what_a_worker_holds_starts_elsewhere_though_it_cannot_stop_its_body(site: Site) -> None:
+    drained(site, UNSTOPPABLE, mesh=True)
 
 
 # -- C18 -------------------------------------------------------------------------------------------------
@@ -161,6 +209,11 @@ def test_c18_a_process_that_ignores_sigterm_is_killed(site: Site) -> None:
 
 def test_c17_a_second_signal_ends_it_within_a_second(site: Site) -> None:
     hurried(site, STOPPABLE)
+
+
+@pytest.mark.slow
+def test_c17_a_second_signal_strands_nothing_that_a_worker_held(site: Site) -> None:
+    hurried(site, STOPPABLE, mesh=True)
 
 
 def test_c17_a_second_signal_ends_a_body_that_cannot_be_stopped(site: Site) -> None:

@@ -18,11 +18,12 @@ import msgspec
 
 from tests.cases.workers import ROOT
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.plan import STORAGES, make_plan
+from tests.chaos.plan import STORAGES, Plan, make_mesh_plan, make_plan
 from tests.chaos.run import Report, Run
 
 SEEDS: Final = "1-4"
 SECONDS: Final = 60.0
+MORE_SEEDS: Final = 100
 MUTANT_SECONDS: Final = 20.0
 MUTANT_SEEDS: Final = 5
 LINES: Final = ROOT / "build" / "chaos.jsonl"
@@ -38,12 +39,27 @@ def seeds_of(text: str) -> list[int]:
     return found
 
 
-def carried_out(seed: int, storage: str, seconds: float, folder: Path, mutant: str = "") -> Report:
+def runs_of(text: str, steals: int) -> Iterable[int]:
+    """The seeds; with a number of steals to be come to, as many more as it takes."""
+    seeds = seeds_of(text)
+    return [*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + MORE_SEEDS)] if steals else seeds
+
+
+def carried_out(
+    seed: int, storage: str, seconds: float, folder: Path, mutant: str = "", *, mesh: bool = False
+) -> Report:
     """One run. Its folder stays if something was violated."""
+    if mesh or (mutant and MUTANTS[mutant].mesh):
+        return carried(make_mesh_plan(seed, storage, seconds), folder, mutant)
     favours = MUTANTS[mutant].favours if mutant else ()
     busy = bool(mutant) and MUTANTS[mutant].busy
     plan = make_plan(seed, storage, seconds, favours=favours, without=without_of(storage), busy=busy)
-    place = folder / f"{storage}-{seed}{f'-{mutant}' if mutant else ''}-{int(time.time())}"
+    return carried(plan, folder, mutant)
+
+
+def carried(plan: Plan, folder: Path, mutant: str) -> Report:
+    name = "-".join(filter(None, (plan.storage, str(plan.seed), "mesh" if plan.mesh else "", mutant)))
+    place = folder / f"{name}-{int(time.time())}"
     report = Run(plan, place, mutant=mutant).carry_out()
     LINES.parent.mkdir(exist_ok=True)
     with LINES.open("ab") as lines:
@@ -68,6 +84,8 @@ def tell(report: Report) -> None:
         f" {report.excused_overlaps} excused overlaps, {report.took_s:g} s {report.phases}: {verdict}",
         flush=True,
     )
+    if report.jobs_stolen:
+        print(f"    {report.jobs_stolen} jobs stolen by the mesh, {report.jobs_taken_held} by take_held")
     if report.not_done:
         print(f"    did not come about: {report.not_done}")
     for violation in report.violations[:_SHOWN]:
@@ -91,6 +109,9 @@ def sum_up(reports: Iterable[Report]) -> None:
             f" {sum(report.reruns for report in of_it)} re-runs,"
             f" {faults.total()} faults {dict(sorted(faults.items()))}, violations in seeds {bad or 'none'}"
         )
+        if stolen := sum(report.jobs_stolen for report in of_it):
+            taken = sum(report.jobs_taken_held for report in of_it)
+            print(f"    {stolen} jobs stolen by the mesh, {taken} by take_held")
 
 
 def try_mutants(names: Iterable[str], storage: str | None, seconds: float, folder: Path) -> bool:
@@ -124,6 +145,10 @@ def main() -> int:
     parser.add_argument("--seeds", default=SEEDS, help="such as 1-20 or 3,7")
     parser.add_argument("--storage", default="", help="sqlite, redis, replicas; several with commas")
     parser.add_argument("--seconds", type=float, default=None)
+    parser.add_argument("--mesh", action="store_true", help="workers in a mesh that steal from each other")
+    parser.add_argument(
+        "--steals", type=int, default=0, help="further seeds in a mesh, until so many jobs were stolen"
+    )
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="instead: all of them, or those named")
     parser.add_argument("--folder", type=Path, help="where runs leave their evidence")
     options = parser.parse_args()
@@ -135,9 +160,15 @@ def main() -> int:
         return 0 if try_mutants(names, options.storage or None, seconds, folder) else 1
     reports = []
     for storage in options.storage.split(",") if options.storage else ("sqlite", "redis"):
-        for seed in seeds_of(options.seeds):
-            reports.append(carried_out(seed, storage, options.seconds or SECONDS, folder))
+        seconds, stolen = options.seconds or SECONDS, 0
+        for seed in runs_of(options.seeds, options.steals):
+            reports.append(
+                carried_out(seed, storage, seconds, folder, mesh=options.mesh or options.steals > 0)
+            )
             tell(reports[-1])
+            stolen += reports[-1].jobs_stolen
+            if 0 < options.steals <= stolen:
+                break
     sum_up(reports)
     return 0 if all(report.passed for report in reports) else 1
 

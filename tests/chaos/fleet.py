@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +23,27 @@ _LOOK_MS: Final = 100  # for new processes; ends are told at once
 class ChaosWorker(Group):
     """`fluxmesh worker` with the tasks of a chaos run."""
 
-    def __init__(self, name: str, spec: WorkerSpec, *, env: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: WorkerSpec,
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        mesh_port: int | None = None,
+        seeds: Sequence[int] = (),
+    ) -> None:
+        """`mesh_port`: it is in a mesh, with the workers that have the ports of `seeds`."""
         self.name: Final = name
+        self.mesh_port: Final = mesh_port
         argv = [sys.executable, "-m", "tests.chaos.entry", "worker", "--app", "tests.chaos.app:queue"]
         argv += ["--id", name, "--concurrency", str(spec.concurrency)]
         argv += [] if spec.processes is None else ["--processes", str(spec.processes)]
+        argv += spec.flags
+        if mesh_port is not None:
+            argv += ["--mesh", "--mesh-port", str(mesh_port)]
+        if seeds:
+            argv += ["--mesh-seeds", ",".join(f"127.0.0.1:{port}" for port in seeds)]
         super().__init__(argv, env=env, folder=folder, log=folder / f"{name}.log")
 
     def ready(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""Ten mutants of our own code: each breaks one promise, and the history checker has to notice.
+"""Eleven mutants of our own code: each breaks one promise, and the history checker has to notice.
 
 A mutant is a list of edits of texts: of a Python function, of an SQL statement, of a Lua script. An edit
 whose text is not found exactly once is an error, so that no mutant turns into a silent no-op.
@@ -38,7 +38,7 @@ class Edit(Struct, frozen=True):
 
 class Mutant(Struct, frozen=True):
     """`storage`: on which it is shown. `favours`: kinds of faults that bring it out; empty: all.
-    `busy`: it takes many long jobs."""
+    `busy`: it takes many long jobs. `mesh`: it takes workers that steal from each other."""
 
     name: str
     storage: str
@@ -46,6 +46,7 @@ class Mutant(Struct, frozen=True):
     edits: tuple[Edit, ...]
     favours: tuple[str, ...] = ()
     busy: bool = False
+    mesh: bool = False
 
 
 _ACK_FIRST: Final = """\
@@ -97,6 +98,24 @@ MUTANTS: Final = {
             ),
             ("freeze_both",),
             busy=True,
+        ),
+        Mutant(
+            "begin_by_anybody",
+            "sqlite",
+            "a held job is begun by whoever holds it in its own mind, whose it is by now",
+            (
+                Edit(
+                    "lua:exchange",
+                    "not r or r.token ~= item[2] or r.lane ~= epoch or (r.place ~= 3 and r.place ~= 4)",
+                    "not r or (r.place ~= 3 and r.place ~= 4)",
+                ),
+                Edit(
+                    f"{_SQLITE}.exchange:begin",
+                    "row is None or row.token != item.token or row.lane != lane",
+                    "row is None",
+                ),
+            ),
+            mesh=True,
         ),
         Mutant(
             "reap_ignores_lease",

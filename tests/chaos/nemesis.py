@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -18,8 +19,9 @@ from msgspec import Struct
 from fluxmesh.errors import StorageError
 from fluxmesh.testing.history import Happening
 from tests.chaos.fleet import ChaosWorker, Watch
-from tests.chaos.plan import LONG_STOP, Fault, Plan
+from tests.chaos.plan import HOARD_S, LONG_STOP, Fault, Plan
 from tests.chaos.storages import NotDone, Spoilt
+from tests.mesh.sockets import free_port
 
 ALONE: Final = "the worker had ended by itself"
 TOLD_S: Final = 15.0  # a worker that was told to stop has ended; its grace is 2 s
@@ -86,7 +88,14 @@ class Nemesis:
         slot.generation += 1
         name = f"w{slot.number}-{slot.generation}"
         spec = self._plan.workers[slot.number]
-        slot.worker = ChaosWorker(name, spec, env=self._env(slot.number), folder=self._folder)
+        port, seeds = None, ()
+        if self._plan.mesh:
+            port = free_port()  # the one before it in this place may not be gone yet
+            others = [other.worker for other in self.slots if other is not slot]
+            seeds = tuple(one.mesh_port for one in others if one is not None and one.mesh_port is not None)
+        slot.worker = ChaosWorker(
+            name, spec, env=self._env(slot.number), folder=self._folder, mesh_port=port, seeds=seeds
+        )
         self._watch.follow(slot.worker)
         return slot.worker
 
@@ -104,6 +113,8 @@ class Nemesis:
         over = threading.Event()
         manager = threading.Thread(target=self._manage, args=(over,), name="manager", daemon=True)
         manager.start()
+        hoarding = threading.Thread(target=self._hoard, args=(over,), name="hoarding", daemon=True)
+        hoarding.start()
         try:
             with ThreadPoolExecutor(_MOST_AT_ONCE, "fault") as pool:
                 for number, fault in enumerate(self._plan.faults):
@@ -113,9 +124,25 @@ class Nemesis:
         finally:
             over.set()  # or it would go on starting workers when this run was told to end
             manager.join(_READY_S)
+            hoarding.join(_READY_S)
         self._replace_ended()
         for thread in self._endings:
             thread.join(TOLD_S + 5)
+
+    def _hoard(self, over: threading.Event) -> None:
+        """Have one worker claim alone, by turns. To whom a fault is being done is left alone."""
+        for hoard in self._plan.hoards:
+            if over.wait(max(0.0, self._start_s + hoard.at_s - time.monotonic())):
+                return
+            with ExitStack() as stack:
+                stopped: list[int] = []
+                stack.callback(lambda stopped=stopped: self._watch.continue_them(stopped))
+                for slot in self.slots:
+                    if slot.number != hoard.slot and slot.lock.acquire(blocking=False):
+                        stack.callback(slot.lock.release)
+                        if slot.worker is not None and slot.worker.running:
+                            stopped += self._watch.stop_them(self._watch.children(slot.worker.pid))
+                over.wait(HOARD_S)
 
     def _manage(self, over: threading.Event) -> None:
         """Start workers anew that have ended by themselves, as a service manager does."""
@@ -247,6 +274,35 @@ class Nemesis:
         finally:
             self._watch.continue_them(stopped)
         return f"pids {stopped} for {length_s:g} s"
+
+    def _streams_cut(self, fault: Fault, slot: Slot) -> str:
+        """Every connection with its port is reset, wherever in a question or answer it is."""
+        worker = self._standing(slot)
+        assert worker.mesh_port is not None
+        port = f":{worker.mesh_port + 1}"
+        deadline, cut = time.monotonic() + fault.length_s, 0
+        while time.monotonic() < deadline:
+            asked = [
+                "ss",
+                "-KHtn",
+                "state",
+                "established",
+                "(",
+                "sport",
+                "=",
+                port,
+                "or",
+                "dport",
+                "=",
+                port,
+                ")",
+            ]
+            done = subprocess.run(asked, capture_output=True, check=False)
+            cut += len(done.stdout.splitlines())
+            time.sleep(_LOOK_S)
+        if not cut:
+            raise NotDone("no stream was open, or none can be cut here")
+        return f"{cut} sockets of {worker.name}"
 
     def _freeze_both(self, fault: Fault, rng: random.Random) -> str:
         """The storage, then a worker that waits for its answer; the storage goes on long before it."""

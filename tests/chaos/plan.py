@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -36,6 +37,13 @@ STORAGE_KINDS: Final = {
     ),
     "replicas": (),
 }
+# Of workers in a mesh. A frozen one is a frozen victim, or thief; a cut stream is a lost answer.
+MESH_PROCESS_KINDS: Final = ("kill_child", "kill_group", "stop_child", "term", "streams_cut")
+MESH_STORAGE_KINDS: Final = {
+    "sqlite": ("storage_frozen", "storage_slow"),
+    "redis": ("replies_lost", "storage_frozen"),
+}
+STREAMS_CUT_S: Final = (0.5, 2.0)
 # kind -> least and most seconds it lasts. Those of a stop, and of late_back, are in leases.
 LENGTHS: Final = {
     "storage_killed": (0.3, 4.0),
@@ -87,7 +95,19 @@ JOBS: Final[dict[str, tuple[int, tuple[Status, ...]]]] = {
 LONG: Final = ("long", "deaf")
 POISON_EACH_S: Final = 40
 JOBS_EACH_S: Final = 8.0
-EXPECTED: Final = {**{kind: ends for kind, (_, ends) in JOBS.items()}, "poison": DEAD}
+EXPECTED: Final = {
+    **{kind: ends for kind, (_, ends) in JOBS.items()},
+    "poison": DEAD,
+    "warm": DONE,
+    "burst": DONE,
+}
+STOLEN_KINDS: Final = ("warm", "burst")
+MESH_BURST_EACH_S: Final = {"sqlite": 0.9, "redis": 1.1}
+MESH_JOBS_EACH_S: Final = 2.0
+MESH_SLOTS: Final = (1, 1, 4)
+# For so long the others stand still when a burst comes, so that one worker has it all when they go on.
+HOARD_S: Final = 0.13
+_HOARD_BEFORE_S: Final = 0.06
 
 
 class Submission(Struct, frozen=True):
@@ -113,9 +133,18 @@ class Fault(Struct, frozen=True):
     amount: float = 0.0
 
 
+class Hoard(Struct, frozen=True):
+    """All workers but this one stand still for HOARD_S: no fault, but what makes work lie where others want
+    it."""
+
+    at_s: float
+    slot: int
+
+
 class WorkerSpec(Struct, frozen=True):
     processes: int | None
     concurrency: int
+    flags: tuple[str, ...] = ()
 
 
 class Plan(Struct, frozen=True):
@@ -126,6 +155,8 @@ class Plan(Struct, frozen=True):
     jobs: tuple[Submission, ...]
     faults: tuple[Fault, ...]
     replays_at_s: tuple[float, ...] = ()
+    mesh: bool = False
+    hoards: tuple[Hoard, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -154,7 +185,20 @@ def make_plan(
     least = round(FAULTS_EACH_60_S * seconds / 60)
     faults: tuple[Fault, ...] = ()
     for _ in range(100):
-        faults = _faults(rng, storage, seconds, len(workers), favours, without)
+        of_workers = _chosen(PROCESS_KINDS, favours, without)
+        of_storage = _chosen(STORAGE_KINDS[storage], favours, without)
+        faults = _faults(
+            rng,
+            seconds,
+            len(workers),
+            of_workers,
+            of_storage,
+            LEASE_S[storage],
+            hurry=0.6 if favours else 1.0,
+        )
+        if storage == "replicas":
+            lost = Fault(round(rng.uniform(0.4, 0.6) * seconds, 2), "primary_lost", 0)
+            faults = tuple(sorted((*faults, lost), key=lambda fault: fault.at_s))
         enough = len(faults) >= least and len({fault.kind for fault in faults}) >= KINDS_LEAST
         if favours or seconds < 30 or enough:
             break
@@ -162,8 +206,43 @@ def make_plan(
     return Plan(seed, storage, seconds, workers, jobs, faults, replays)
 
 
+def make_mesh_plan(seed: int, storage: str, seconds: float) -> Plan:
+    """Workers in a mesh, and loads that make them steal: much short work, so that they fill their buffers;
+    then as much of the same that lasts, which one of them claims alone."""
+    rng = random.Random(f"{seed} {storage} mesh")
+    flags = ("--mesh-steal-threshold", "6", "--mesh-steal-batch", "1", "--mesh-steal-rate-limit", "0")
+    workers = tuple(WorkerSpec(None, slots, flags) for slots in MESH_SLOTS)
+    others = [job for job in _jobs(rng, seconds, busy=False, each_s=MESH_JOBS_EACH_S) if job.kind != "poison"]
+    bursts = list(_bursts(rng, seconds, MESH_BURST_EACH_S[storage]))
+    hoards = tuple(
+        Hoard(round(job.at_s - _HOARD_BEFORE_S, 3), number % 2)
+        for number, job in enumerate(job for job in bursts if job.kind == "burst")
+    )
+    jobs = tuple(sorted([*others, *bursts], key=_at))
+    of_workers, of_storage = MESH_PROCESS_KINDS, MESH_STORAGE_KINDS[storage]
+    faults = _faults(rng, seconds, len(workers), of_workers, of_storage, LEASE_S[storage], hurry=2.0)
+    return Plan(seed, storage, seconds, workers, jobs, faults, mesh=True, hoards=hoards)
+
+
+def _at(job: Submission) -> float:
+    return job.at_s
+
+
 # -- jobs ------------------------------------------------------------------------------------------------
-def _jobs(rng: random.Random, seconds: float, *, busy: bool) -> tuple[Submission, ...]:
+def _bursts(rng: random.Random, seconds: float, each_s: float) -> Iterator[Submission]:
+    options = {"max_retries": 3, "max_crashes": 8, "backoff_base_seconds": 0.2, "timeout": 60}
+    at_s = 0.0
+    while at_s < seconds:
+        yield Submission(round(at_s, 3), "warm", "quick", (0.0,), options, batch=rng.randint(90, 120))
+        length_s = round(rng.uniform(0.03, 0.05), 3)
+        later_s = round(at_s + 0.35, 3)
+        yield Submission(later_s, "burst", "quick", (length_s,), options, batch=rng.randint(40, 64))
+        at_s += rng.uniform(0.8, 1.2) * each_s
+
+
+def _jobs(
+    rng: random.Random, seconds: float, *, busy: bool, each_s: float = JOBS_EACH_S
+) -> tuple[Submission, ...]:
     kinds = list(JOBS)
     weights = [JOBS[kind][0] * (4 if busy and kind in LONG else 1) for kind in kinds]
     made = []
@@ -171,7 +250,7 @@ def _jobs(rng: random.Random, seconds: float, *, busy: bool) -> tuple[Submission
     while at_s < seconds:
         [kind] = rng.choices(kinds, weights)
         made.append(_job(rng, round(at_s, 3), kind))
-        at_s += rng.expovariate(JOBS_EACH_S)
+        at_s += rng.expovariate(each_s)
     made += [
         _job(rng, round(rng.uniform(0.1, 0.7) * seconds, 3), "poison")
         for _ in range(max(1, round(seconds / POISON_EACH_S)))
@@ -267,26 +346,23 @@ class _Bag:
 
 def _faults(
     rng: random.Random,
-    storage: str,
     seconds: float,
     slots: int,
-    favours: tuple[str, ...],
-    without: tuple[str, ...],
+    of_workers: tuple[str, ...],
+    of_storage: tuple[str, ...],
+    lease_s: float,
+    *,
+    hurry: float = 1.0,
 ) -> tuple[Fault, ...]:
     """Each worker has a row of faults of its own, and so has the storage: those of a row never overlap."""
-    of_workers = _chosen(PROCESS_KINDS, favours, without)
-    of_storage = _chosen(STORAGE_KINDS[storage], favours, without)
-    hurry = 0.6 if favours else 1.0
     found: list[Fault] = []
     bag = _Bag(rng, of_workers)
     for slot in range(slots if of_workers else 0):
         at_s = rng.uniform(1.0, 4.0)
         while at_s < seconds - 1.0:
-            fault = _of_worker(rng, round(at_s, 2), bag.draw(), slot, LEASE_S[storage])
+            fault = _of_worker(rng, round(at_s, 2), bag.draw(), slot, lease_s)
             found.append(fault)
             at_s += fault.length_s + rng.uniform(3.0, 6.5) * hurry
-    if storage == "replicas":
-        found.append(Fault(round(rng.uniform(0.4, 0.6) * seconds, 2), "primary_lost", 0))
     bag = _Bag(rng, of_storage)
     at_s = rng.uniform(2.0, 4.0)
     while of_storage and at_s < seconds - 2.0:
@@ -308,4 +384,6 @@ def _of_worker(rng: random.Random, at_s: float, kind: str, slot: int, lease_s: f
     length_s = 0.0
     if kind.startswith("stop"):
         length_s = round(lease_s * rng.uniform(*(LONG_STOP if rng.random() < 0.6 else SHORT_STOP)), 2)
+    if kind == "streams_cut":
+        length_s = round(rng.uniform(*STREAMS_CUT_S), 2)
     return Fault(at_s, kind, slot, length_s)

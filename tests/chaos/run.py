@@ -27,12 +27,15 @@ from fluxmesh.testing.history import (
     CancelTold,
     Effect,
     History,
+    Ownership,
     Sighting,
     Story,
     Told,
     Verdict,
     judge,
 )
+from tests.cases.audit import Move, audit_of
+from tests.cases.starts import thefts
 from tests.cases.workers import ROOT, adopt_orphans
 from tests.chaos import files, mutants, storages
 from tests.chaos.fleet import Watch
@@ -80,6 +83,8 @@ class Report(Struct, frozen=True):
     load: float
     violations: list[str]
     folder: str
+    jobs_stolen: int = 0  # in a mesh: that one held, and another made its own to hold them
+    jobs_taken_held: int = 0  # that one held, and another started
 
     @property
     def passed(self) -> bool:
@@ -128,6 +133,8 @@ class Run:
             stack.callback(self._kill_producers)
             self.queue = self._open()
             stack.callback(self.queue.close)
+            self.queue.counts()  # the storage is there
+            self.audit = audit_of(self.storage.door) if self.plan.mesh else None
             self._start_workers()
             self._phase_ends("start")
             self._run_faults()
@@ -175,7 +182,6 @@ class Run:
 
     # -- the run -----------------------------------------------------------------------------------------
     def _start_workers(self) -> None:
-        self.queue.counts()  # the storage is there
         for slot in self.nemesis.slots:
             self.nemesis.start_worker(slot)
         wanted = sum(worker.processes or 1 for worker in self.plan.workers)
@@ -269,6 +275,8 @@ class Run:
         self._over.set()
         leftovers += self._probe()
         self.nemesis.kill_all()  # from here on nothing moves
+        if self.audit is not None:
+            self.audit.stop()
         self._phase_ends("probes")
         leftovers += self.nemesis.leftovers
         leftovers += [
@@ -318,10 +326,19 @@ class Run:
             told_counts=told_counts,
             walked_counts=walked,
             leftovers=leftovers,
+            owners=self._owners(),
         )
         (self.folder / "history.json").write_bytes(msgspec.json.encode(history))
         (self.folder / "faults.json").write_bytes(msgspec.json.encode(self.nemesis.done))
         return history
+
+    def _moves(self) -> list[Move]:
+        return [] if self.audit is None else self.audit.moves()
+
+    def _owners(self) -> list[Ownership]:
+        """Whom the storage has given jobs to; each once."""
+        given = {Ownership(move.id, move.token, move.worker): None for move in self._moves() if move.epoch}
+        return list(given)
 
     def _drained(self, within_s: float) -> bool:
         """Wait until every job has ended."""
@@ -367,6 +384,7 @@ class Run:
 
     def _report(self, history: History, verdict: Verdict, took_s: float) -> Report:
         answers = Counter(one.answer for one in history.told)
+        stolen = thefts(self._moves())
         return Report(
             seed=self.plan.seed,
             storage=self.plan.storage,
@@ -392,4 +410,6 @@ class Run:
             load=round(os.getloadavg()[0], 1),
             violations=[str(one) for one in verdict.violations],
             folder=str(self.folder),
+            jobs_stolen=stolen.stolen,
+            jobs_taken_held=stolen.taken_held,
         )

@@ -15,6 +15,7 @@ from fluxmesh.testing.history import (
     Effect,
     Happening,
     History,
+    Ownership,
     ProcessEvent,
     Story,
     Told,
@@ -163,6 +164,10 @@ def with_entries_of(base: History, worker: str) -> History:
     return replace(base, stories=[replace(base.stories[0], history=entries)])
 
 
+def owned_by(base: History, *owners: tuple[int, str]) -> History:
+    return replace(base, owners=[Ownership(A, token, worker) for token, worker in owners])
+
+
 KILLED: Final = happened(Happening.KILLED, 1.55)
 
 SOUND: dict[str, Callable[[], History]] = {
@@ -227,6 +232,8 @@ SOUND: dict[str, Callable[[], History]] = {
         told_counts={Status.CANCELLED: 1},
         walked_counts={Status.CANCELLED: 1},
     ),
+    "stolen, and started by the thief": lambda: owned_by(one(), (19, "w2"), (20, "w1")),
+    "of an owner of whom nothing is known": lambda: owned_by(one(), (19, "w2")),
     "one unique key after the other": lambda: of_one_key(3.2),
     "one unique key in two queues": lambda: of_one_key(0.6, queue="other"),
     "one unique key after the other, by their bodies": lambda: unknown_clock(of_one_key(3.2)),
@@ -323,6 +330,14 @@ LIES: dict[str, tuple[str, Callable[[], History]]] = {
     "one unique key twice": ("unique key held twice", lambda: of_one_key(0.6)),
     "one unique key twice, by their bodies": ("unique key held twice", bodies_of_one_key),
     "nobody submitted it": ("job from nowhere", lambda: replace(one(), told=[], untold_most=0)),
+    "started by the victim under the thief's token": (
+        "body under another's token",
+        lambda: owned_by(one(), (19, "w1"), (20, "w2")),
+    ),
+    "one token of two owners": (
+        "token of two owners",
+        lambda: owned_by(one(), (20, "w1"), (20, "w2")),
+    ),
     "a body of another task": ("wrong task", lambda: with_record(one(), task="other")),
 }
 

@@ -22,6 +22,7 @@ for verb in ("exchange", "reap", "beat", "tend", "promote", "release"):
 NAMES = {
     "no_token_check",
     "release_without_token",
+    "begin_by_anybody",
     "reap_ignores_lease",
     "ack_before_run",
     "double_promote",
@@ -33,7 +34,7 @@ NAMES = {
 }
 
 
-def test_there_are_ten() -> None:
+def test_there_are_eleven() -> None:
     assert set(MUTANTS) == NAMES
 
 

@@ -9,9 +9,12 @@ import pytest
 from tests.chaos.plan import (
     FAULTS_EACH_60_S,
     KINDS_LEAST,
+    MESH_PROCESS_KINDS,
+    MESH_STORAGE_KINDS,
     PROCESS_KINDS,
     STORAGE_KINDS,
     Plan,
+    make_mesh_plan,
     make_plan,
 )
 
@@ -58,3 +61,14 @@ def test_a_plan_can_favour_and_leave_out() -> None:
     assert {fault.kind for fault in favoured.faults} == {"term", "replies_lost"}
     left_out = make_plan(1, "sqlite", 60, without=("storage_full",))
     assert "storage_full" not in {fault.kind for fault in left_out.faults}
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "redis"])
+def test_a_run_in_a_mesh_has_workers_that_steal_and_all_kinds_of_faults_beside_them(storage: str) -> None:
+    plan = make_mesh_plan(3, storage, 60)
+    assert plan == make_mesh_plan(3, storage, 60)
+    assert plan.mesh
+    assert {fault.kind for fault in plan.faults} == {*MESH_PROCESS_KINDS, *MESH_STORAGE_KINDS[storage]}
+    assert sum(job.batch for job in plan.jobs if job.kind == "burst") > 1_500
+    assert len(plan.faults) >= FAULTS_EACH_60_S
+    assert min(fault.length_s for fault in plan.faults if fault.kind == "streams_cut") > 0

@@ -17,11 +17,11 @@ VERBS = {
     "dlq": ("list", "groups", "replay", "discard"),
     "queues": ("list", "pause", "resume"),
     "config": ("show",),
-    "mesh": ("members", "ring", "owner", "keygen", "simulate"),
+    "mesh": ("members", "steals", "ring", "owner", "keygen", "simulate"),
 }
 LEAVES = [
     (noun, *verb) for noun in COMMANDS for verb in ([(v,) for v in VERBS[noun]] if noun in VERBS else [()])
-]
+] + [("demo", "mesh")]
 ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
 # Section 3 of the contract, the commands of this release.
 CONTRACT = [

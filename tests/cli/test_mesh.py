@@ -16,6 +16,7 @@ from fluxmesh.cli.main import build_parser
 from fluxmesh.cli.mesh_options import idle_settings, mesh_overrides
 from fluxmesh.config import Settings, load_settings
 from fluxmesh.mesh.options import MeshWorker, keygen
+from fluxmesh.mesh.ring import Ring
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.worker.meshing import mesh_of
 from tests.cli.harness import Running, make_database, run, run_here
@@ -32,7 +33,12 @@ def told(tmp_path: Path) -> Path:
         storage = await open_storage(url, Settings(proof_of_death=False), create=False)
         c = member("c", standing="suspect")
         await tell(
-            storage, {"a": (member("a"), member("b"), c), "b": (member("a"), member("b"), member("c"))}
+            storage,
+            {"a": (member("a"), member("b"), c), "b": (member("a"), member("b"), member("c"))},
+            {
+                "a": {"jobs_stolen_in": 4, "steals_initiated": 3, "steals_succeeded": 2, "buffered": 7},
+                "b": {"jobs_stolen_out": 4, "steal_requests": 3, "steals_refused": 1, "affinity_hits": 20},
+            },
         )
         await storage.close()
 
@@ -59,6 +65,36 @@ def test_members_may_be_listed_as_one_worker_sees_them(told: Path) -> None:
     run_here("mesh", "members", "--by", "z", cwd=told).refused(6, "worker z has told nothing of a mesh")
 
 
+def test_what_is_held_stands_beside_each_member(told: Path) -> None:
+    header, *rows = run_here("mesh", "members", cwd=told).out.splitlines()
+    at = header.index("HELD") + len("HELD")
+    assert [row[:at].split()[-1] for row in rows] == ["0", "0", "0"]
+
+
+def test_who_took_how_many_jobs_from_others_is_listed_and_summed(told: Path) -> None:
+    done = run_here("mesh", "steals", cwd=told)
+    assert done.code == 0
+    rows = [row.split() for row in done.out.splitlines()]
+    assert rows[1] == ["a", "1", "7", "4", "0", "3", "2", "0", "0", "0", "0", "0", "0"]
+    assert rows[2][:1] + rows[2][2:] == ["b", "0", "0", "4", "0", "0", "0", "3", "1", "0", "20", "0"]
+    assert rows[3] == ["all", "7", "4", "4", "3", "2", "0", "3", "1", "0", "20", "0"]
+    document = run_here("mesh", "steals", "--json", cwd=told).document
+    assert [item["worker_id"] for item in document["items"]] == ["a", "b"]
+    assert document["items"][0]["counters"]["steals_succeeded"] == 2
+    assert (document["totals"]["jobs_stolen_in"], document["totals"]["jobs_stolen_out"]) == (4, 4)
+    assert document["next_cursor"] is None
+
+
+def test_without_a_mesh_nobody_has_taken_anything(tmp_path: Path) -> None:
+    make_database(tmp_path / "fluxmesh.db")
+    done = run_here("mesh", "steals", cwd=tmp_path)
+    assert done.out.split()[0] == "WORKER"
+    assert len(done.out.splitlines()) == 1
+    assert "no worker has told of a mesh" in done.err
+    document = run_here("mesh", "steals", "--json", cwd=tmp_path).document
+    assert (document["items"], document["totals"]["workers"]) == ([], 0)
+
+
 def test_ring_and_owner_agree(told: Path) -> None:
     document = run_here("mesh", "ring", "--json", cwd=told).document
     (ring,) = document["items"]
@@ -69,6 +105,28 @@ def test_ring_and_owner_agree(told: Path) -> None:
     assert owner in {"a", "b", "c"}
     document = run_here("mesh", "owner", "tenant-7", "--json", cwd=told).document
     assert (document["owner"], document["agreed"], document["slots"]) == (owner, True, 4_096)
+
+
+def test_who_has_too_much_passes_its_keys_on_by_every_door(tmp_path: Path) -> None:
+    url = make_database(tmp_path / "fluxmesh.db")
+    members = tuple(member(name) for name in "abc")
+
+    async def main() -> None:
+        storage = await open_storage(url, Settings(proof_of_death=False), create=False)
+        await tell(storage, {"a": members, "b": members}, over={"default": ("a",)})
+        await storage.close()
+
+    asyncio.run(main())
+    ring = Ring(dict.fromkeys("abc", 150), frozenset("a"))
+    keys = [f"tenant-{number}" for number in range(12)]
+    for key in keys:
+        assert run_here("mesh", "owner", key, cwd=tmp_path).out.strip() == ring.owner(key) != "a"
+    document = run_here("mesh", "ring", "--json", cwd=tmp_path).document
+    (told,) = document["items"]
+    assert {one["worker_id"]: one["over"] for one in told["members"]} == {"a": True, "b": False, "c": False}
+    assert {one["worker_id"]: one["share"] for one in told["members"]} == ring.shares()
+    rows = run_here("mesh", "ring", cwd=tmp_path).out.splitlines()
+    assert ["yes" in row for row in rows] == [False, True, False, False]
 
 
 def views(folder: Path, told: dict[str, tuple[str, ...]]) -> Path:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from fluxmesh.errors import InvalidOption
-from fluxmesh.mesh.delays import Weather, parse_weather
+from fluxmesh.mesh.delays import Weather, parse_weather, write_weather
+from fluxmesh.mesh.messages import Address
 from fluxmesh.mesh.names import Names, look_up
 from tests.mesh.sockets import run, until
 
@@ -120,7 +121,20 @@ class TestWeather:
     def test_its_text_is_read_back(self) -> None:
         assert parse_weather("loss=0.3, delay_ms=40") == Weather(loss=0.3, delay_ms=40)
 
-    @pytest.mark.parametrize("text", ["", "loss", "loss=2", "delay_ms=-1", "rain=1", "loss=nan", "loss=x"])
+    def test_a_peer_may_be_further_away_than_others(self) -> None:
+        far = Address("127.0.0.1", 7948)
+        weather = parse_weather("delay_ms=5,127.0.0.1:7948=75")
+        assert weather == Weather(delay_ms=5, to_ms={far: 75.0})
+        rng = random.Random(5)
+        assert weather.deliveries_s(rng, far) == [0.08]
+        assert weather.deliveries_s(rng, Address("127.0.0.1", 7950)) == [0.005]
+        assert (weather.delay_s(rng, far), weather.back_s(far)) == (0.08, 0.075)
+        assert parse_weather(write_weather({far: 0.5})) == Weather(to_ms={far: 0.5})
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "loss", "loss=2", "delay_ms=-1", "rain=1", "loss=nan", "loss=x", "to_ms=1", "host:x=1", ":1=1"],
+    )
     def test_what_is_no_weather_is_refused(self, text: str) -> None:
         with pytest.raises(InvalidOption, match="is no weather"):
             parse_weather(text)

@@ -40,7 +40,9 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
 class Side(Streams):
     """Streams with what they refused."""
 
-    def __init__(self, envelope: Envelope, answer: Answer = echo, *, delay_s: float = 0.0) -> None:
+    def __init__(
+        self, envelope: Envelope, answer: Answer = echo, *, delay_s: float = 0.0, back_s: float = 0.0
+    ) -> None:
         self.port = free_port()
         self.address = Address("127.0.0.1", self.port)
         self.refused: list[str] = []
@@ -51,7 +53,7 @@ class Side(Streams):
             session=lambda: envelope.session(os.urandom(SALT_BYTES)),
             on_call=answer,
             on_refused=lambda _, why: self.refused.append(why),
-            delay_s=lambda: delay_s,
+            delay_s=lambda _: (delay_s, back_s),
         )
 
 
@@ -368,6 +370,19 @@ def test_bad_weather_delays_calls_and_loses_none() -> None:
             began = asyncio.get_running_loop().time()
             assert await one.call(two.address, b"1", 2) == b"echo 1"
             assert asyncio.get_running_loop().time() - began >= 0.05
+
+    run(main())
+
+
+def test_an_answer_that_is_late_beyond_the_time_for_it_is_none() -> None:
+    async def main() -> None:
+        one, two = Side(sealed(), back_s=0.05), Side(sealed())
+        async with sides(one, two):
+            began = asyncio.get_running_loop().time()
+            assert await one.call(two.address, b"1", 2) == b"echo 1"
+            assert asyncio.get_running_loop().time() - began >= 0.05
+            assert await one.call(two.address, b"2", 0.03) is None
+            assert await one.call(two.address, b"3", 2) == b"echo 3"
 
     run(main())
 

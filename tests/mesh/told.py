@@ -29,13 +29,31 @@ def member(name: str, *, standing: str = "alive", queues: tuple[str, ...] = ("de
     )
 
 
-async def tell(storage: Storage, views: Mapping[str, tuple[MemberReport, ...]]) -> list[WorkerRef]:
-    """Register these workers and have each tell its view."""
+async def tell(
+    storage: Storage,
+    views: Mapping[str, tuple[MemberReport, ...]],
+    counters: Mapping[str, Mapping[str, int]] | None = None,
+    over: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[WorkerRef]:
+    """Register these workers and have each tell its view, with counters by worker. `over`: who has too much,
+    by queue."""
     refs = []
     for name, members in views.items():
         registration = Registration(name, ("default",), (0, 1, 2, 3), (), 8, 60.0, 20.0, "host", 42)
         ref = WorkerRef(name, await storage.register(registration))
-        report = encode_report(NodeReport(members_total=len(members), members=members))
+        counted = dict((counters or {}).get(name, {}))
+        report = encode_report(
+            NodeReport(
+                members_total=len(members),
+                members=members,
+                jobs_stolen_in=counted.get("jobs_stolen_in", 0),
+                jobs_stolen_out=counted.get("jobs_stolen_out", 0),
+                counters=counted,
+                buffered=counted.get("buffered", 0),
+                adaptive_prefetch=5,
+                over=dict(over or {}),
+            )
+        )
         await storage.beat(ref, (), WorkerView(registration, mesh=report))
         refs.append(ref)
     return refs

@@ -24,12 +24,15 @@ from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 from fluxmesh.storage.values import (
     BeatAnswer,
+    Begun,
     ClaimedJob,
     ExchangeAnswer,
     ExchangeRequest,
     Owned,
     Registration,
     Settle,
+    Settled,
+    Standing,
     TaskSpec,
     WorkerRef,
     WorkerView,
@@ -74,11 +77,16 @@ class Tapped:
         self._storage = storage
         self.requests: list[ExchangeRequest] = []
         self.takes: list[int] = []
+        self.standing: Standing | None = None  # what storage is made to say of the worker
         self.exchanges = Held()
         self.transfers = Held()
 
     async def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
         self.requests.append(request)
+        if self.standing is not None:
+            lost = tuple(Begun.LOST for _ in request.begin)
+            settled = tuple(Settled.STALE for _ in request.settle)
+            return ExchangeAnswer(self.standing, settled, lost)
         answer = await self._storage.exchange(request)
         await self.exchanges.gate()
         return answer

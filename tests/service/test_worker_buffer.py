@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fluxmesh.job import Status
-from fluxmesh.storage.values import Owned, WorkerRef
+from fluxmesh.storage.values import Owned, Standing, WorkerRef
 from tests.service.stockroom import BEAT_S, LEASE_S, Stockroom, stockroom, until
 
 
@@ -366,6 +366,7 @@ async def test_a_begun_job_that_a_beat_calls_lost_before_the_answer_comes_does_n
     one.storage.exchanges.open()
     await one.rests()
     assert one.started == ids[:1]
+    assert ids[1] not in one.table, "it was not even let in"
     assert await room.status(ids[1]) is Status.PENDING
 
 
@@ -422,6 +423,22 @@ async def test_a_fenced_worker_lets_go_of_what_it_holds(room: Stockroom) -> None
     assert one.started == ids[:1]
     await two.fetcher.start()
     await until(lambda: len(two.started) == 1)
+
+
+@stockroom
+async def test_begins_that_storage_did_not_even_look_at_are_given_back(room: Stockroom) -> None:
+    ids = await room.put(2)
+    one = await room.worker()
+    await one.fetcher.start()
+    await until(lambda: len(one.stock) == 1)
+    await one.rests()
+    one.storage.standing = Standing.UNKNOWN  # its row is gone until the next beat
+    one.end(ids[0])
+    await until(lambda: one.released == [(ids[1],)])
+    assert one.started == ids[:1]
+    assert await room.status(ids[1]) is Status.PENDING
+    one.storage.standing = None
+    await until(lambda: len(one.started) == 2)  # it looks again soon
 
 
 @stockroom

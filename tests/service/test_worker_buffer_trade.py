@@ -94,6 +94,7 @@ async def test_what_is_taken_is_begun_at_once_and_the_rest_is_held(room: Stockro
     await two.rests()
     assert two.told.takes == [(PEER, jobs, jobs)]
     assert set(two.started) | two.held == {item.id for item in jobs}
+    assert two.told.wants == [4, 4], "the wish was fulfilled, and is as large again"
     assert [two.table.runs[job_id].job.hops for job_id in two.started] == [1, 1]
     assert one.stock.taken(jobs, PEER) == 4
     assert len(one.stock) == 5

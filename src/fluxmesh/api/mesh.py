@@ -32,11 +32,18 @@ OwnerQueue = Annotated[str, Query(max_length=200, description="of which ring", e
     response_class=Json,
     tags=["mesh"],
     summary="The members of the mesh, as each worker sees them",
-    responses=answers({200: ("one item for each worker that has told", listed("Observation"))}),
+    description=(
+        "Each item has the counters of that worker since its start; `totals` are the sums over all."
+        " A worker tells with its beats, so all of it is a few seconds old."
+    ),
+    responses=answers(
+        {200: ("one item for each worker that has told", listed("Observation", totals=ref("Totals")))}
+    ),
 )
 async def mesh(request: Request) -> Json:
     store = store_of(request)
-    return page(await store.read(peers.observe(store.storage)))
+    seen = await store.read(peers.observe(store.storage))
+    return page(seen, totals=peers.totals(seen))
 
 
 @router.get(

@@ -50,14 +50,15 @@ def ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def listed(name: str) -> dict[str, Any]:
-    """The schema of a list of these."""
+def listed(name: str, **more: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a list of these, and of what stands beside it."""
     return {
         "type": "object",
-        "required": ["items", "next_cursor"],
+        "required": ["items", "next_cursor", *more],
         "properties": {
             "items": {"type": "array", "items": ref(name)},
             "next_cursor": {"type": ["string", "null"]},
+            **more,
         },
     }
 

@@ -12,7 +12,7 @@ from fluxmesh.backoff import JITTERS, STRATEGIES
 from fluxmesh.config import BATCH_MAX
 from fluxmesh.job import TIER_NAMES, Attempt, Job, JobError
 from fluxmesh.outcome import MAX_DELAY_S
-from fluxmesh.peers import Observation, OwnerView, RingView
+from fluxmesh.peers import Observation, OwnerView, RingView, Totals
 from fluxmesh.storage.values import DeadGroup, QueueStats, WorkerInfo
 from fluxmesh.submission import MAX_HEADERS, MAX_NAME, MAX_RETRIES, MAX_TAGS, MAX_TIMEOUT_S, RESERVED_QUEUES
 
@@ -194,7 +194,7 @@ def _answers() -> dict[str, Any]:
 def schemas() -> dict[str, Any]:
     """All components, by name."""
     _, derived = msgspec.json.schema_components(
-        (Job, Attempt, WorkerInfo, QueueStats, DeadGroup, Observation, RingView, OwnerView),
+        (Job, Attempt, WorkerInfo, QueueStats, DeadGroup, Observation, Totals, RingView, OwnerView),
         ref_template="#/components/schemas/{name}",
     )
     # In storage an error is an array, and the tiers of a queue a tuple; doors show objects.

@@ -23,7 +23,7 @@ COMMANDS: Final[dict[str, str]] = {
     "dlq": "list, group, replay or discard dead letters",
     "queues": "list, pause or resume queues",
     "workers": "list the workers",
-    "mesh": "list the members of the mesh, its ring and owners; make keys",
+    "mesh": "list the members of the mesh, what they take from each other, ring and owners; make keys",
     "doctor": "check this machine and the storage, with a hint for what is wrong",
     "config": "show the settings in force",
     "completion": "print the script by which a shell completes our commands",

@@ -32,7 +32,33 @@ NOBODY_HINT = "workers join with --mesh; one tells a few seconds after its start
 SPLIT_HINT = "just started or gone? else the firewall, seeds or keys: docs/mesh.md, When something is wrong"
 SPLIT_LINES = 5
 SPLIT_NAMES = 5
-RINGS = ("QUEUE", "WORKER", "POINTS", "SHARE", "SEEN BY")
+STEALS = (
+    "WORKER",
+    "EPOCH",
+    "HELD",
+    "STOLEN IN",
+    "STOLEN OUT",
+    "ASKED",
+    "GOT",
+    "FAILED",
+    "WAS ASKED",
+    "REFUSED",
+    "WITHOUT MESH",
+    "OWN",
+    "OTHERS'",
+)
+# The columns from ASKED on, by the names of the counters.
+STEAL_COUNTERS = (
+    "steals_initiated",
+    "steals_succeeded",
+    "steals_failed",
+    "steal_requests",
+    "steals_refused",
+    "jobs_taken_held",
+    "affinity_hits",
+    "affinity_misses",
+)
+RINGS = ("QUEUE", "WORKER", "POINTS", "SHARE", "TOO MUCH", "SEEN BY")
 _NUMBERS = ("EPOCH", "IN RING", "SLOTS", "RUNNING", "HELD", "RTT MS", "POINTS", "SHARE")
 
 
@@ -48,6 +74,15 @@ def configure(parser: Parser) -> None:
     )
     members.add_argument("--by", metavar="WORKER", help="as this worker sees them (all who tell)")
     json_option(members)
+    steals = add_verb(
+        verbs,
+        "steals",
+        _steals,
+        "show how many jobs each worker holds, took from others and gave to them",
+        "fluxmesh mesh steals",
+        "fluxmesh mesh steals --json",
+    )
+    json_option(steals)
     ring = add_verb(
         verbs, "ring", _ring, "show who owns which share of the keys", "fluxmesh mesh ring --queue default"
     )
@@ -148,6 +183,45 @@ def _row(reports: Sequence[MemberReport], best: MemberReport, observers: int) ->
     )
 
 
+def _steals(options: Options) -> int:
+    async def command(storage: Storage, _settings: Settings) -> int:
+        seen = await peers.observe(storage)
+        summed = peers.totals(seen)
+        if options.json:
+            output.json_document(
+                {"items": [_told(one) for one in seen], "next_cursor": None, "totals": summed}
+            )
+        else:
+            rows = [(one.worker_id, str(one.epoch), *_steal_numbers(one)) for one in seen]
+            if len(rows) > 1:
+                sums = [sum(int(row[column]) for row in rows) for column in range(2, len(STEALS))]
+                rows.append(("all", "", *(str(number) for number in sums)))
+            output.table(STEALS, rows, right=STEALS[1:])
+        _note_what_is_odd(seen)
+        return 0
+
+    return with_storage(options, command)
+
+
+def _told(one: peers.Observation) -> dict[str, object]:
+    """What a worker tells of itself, without whom it sees."""
+    return {
+        "worker_id": one.worker_id,
+        "epoch": one.epoch,
+        "told_at": one.told_at,
+        "buffered": one.buffered,
+        "adaptive_prefetch": one.adaptive_prefetch,
+        "jobs_stolen_in": one.jobs_stolen_in,
+        "jobs_stolen_out": one.jobs_stolen_out,
+        "counters": one.counters,
+    }
+
+
+def _steal_numbers(one: peers.Observation) -> tuple[str, ...]:
+    counted = (one.counters.get(name, 0) for name in STEAL_COUNTERS)
+    return tuple(str(number) for number in (one.buffered, one.jobs_stolen_in, one.jobs_stolen_out, *counted))
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
@@ -167,6 +241,7 @@ def _ring(options: Options) -> int:
                     member.worker_id,
                     str(member.virtual_nodes),
                     f"{member.share:.2%}",
+                    "yes" if member.over else "",
                     "all" if ring.agreed else ",".join(ring.seen_by),
                 )
                 for ring in told

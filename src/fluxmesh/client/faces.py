@@ -15,7 +15,7 @@ from fluxmesh.client.verbs import DEFAULT_LIMIT, Verbs, checked_limit, page_size
 from fluxmesh.clock import Clock, system_clock
 from fluxmesh.errors import FluxMeshError, InvalidOption
 from fluxmesh.job import Attempt, Job
-from fluxmesh.peers import Observation, OwnerView, RingView
+from fluxmesh.peers import Observation, OwnerView, RingView, Totals
 from fluxmesh.query import PAGE_MAX, Page
 from fluxmesh.storage.values import Cancelled, DeadGroup, QueueStats, WorkerInfo
 from fluxmesh.submission import checked_int, checked_seconds
@@ -254,6 +254,9 @@ class AsyncClient(_Face):
     async def mesh(self) -> list[Observation]:
         return await self._do(self._verbs.mesh())
 
+    async def mesh_totals(self) -> Totals:
+        return await self._do(self._verbs.mesh_totals())
+
     async def mesh_rings(self, queue: str | None = None) -> list[RingView]:
         return await self._do(self._verbs.mesh_rings(queue))
 
@@ -418,6 +421,10 @@ class Client(_Face):
     def mesh(self) -> list[Observation]:
         """The members of the mesh, as each worker sees them."""
         return self._do(self._verbs.mesh())
+
+    def mesh_totals(self) -> Totals:
+        """What all workers of the mesh hold, stole and kept in place together."""
+        return self._do(self._verbs.mesh_totals())
 
     def mesh_rings(self, queue: str | None = None) -> list[RingView]:
         """Who owns which share of the keys, by queue."""

@@ -20,7 +20,7 @@ from fluxmesh.errors import FluxMeshError, InvalidOption, OutcomeUnknown, Storag
 from fluxmesh.ids import is_job_id
 from fluxmesh.job import Attempt, Job
 from fluxmesh.outcome import checked_delay_s
-from fluxmesh.peers import Observation, OwnerView, RingView
+from fluxmesh.peers import Observation, OwnerView, RingView, Totals
 from fluxmesh.query import PAGE_DEFAULT, Page
 from fluxmesh.storage.values import Cancelled, DeadGroup, QueueStats, WorkerInfo
 from fluxmesh.submission import (
@@ -215,6 +215,10 @@ class Verbs:
 
     def mesh(self) -> Plan[list[Observation]]:
         return self._get("/mesh", answers.list_of(answers.as_struct(Observation)))
+
+    def mesh_totals(self) -> Plan[Totals]:
+        read = answers.as_struct(Totals)
+        return self._get("/mesh", lambda document: read(document["totals"]))
 
     def mesh_rings(self, queue: str | None) -> Plan[list[RingView]]:
         return self._get("/mesh/ring", answers.list_of(answers.as_struct(RingView)), queue=queue)

@@ -189,7 +189,7 @@ class Carrier:
         sealed = self._envelope.seal(send.data)
         if self._weather is None:
             return self._datagrams.send(send.to, sealed)
-        for delay_s in self._weather.deliveries_s(self._rng):
+        for delay_s in self._weather.deliveries_s(self._rng, send.to):
             if delay_s <= 0:
                 self._datagrams.send(send.to, sealed)
             else:
@@ -305,8 +305,10 @@ class Carrier:
             del self._told[next(iter(self._told))]
 
     # -- calls -----------------------------------------------------------------------------------------------
-    def _stream_delay_s(self) -> float:
-        return 0.0 if self._weather is None else self._weather.delay_s(self._rng)
+    def _stream_delay_s(self, to: Address) -> tuple[float, float]:
+        if self._weather is None:
+            return 0.0, 0.0
+        return self._weather.delay_s(self._rng, to), self._weather.back_s(to)
 
     def _begin_call(self, call: Call) -> None:
         if self._calls_out >= CALLS_MOST:

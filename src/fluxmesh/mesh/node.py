@@ -124,7 +124,7 @@ class MeshNode(Questions):
         self._on_take = on_take
         self._on_share = on_share
         self._listener = on_event
-        self._shelf: Shelf = shelf or EmptyShelf()
+        self._shelf: Shelf = EmptyShelf() if shelf is None else shelf  # an empty one is false
         self._store = store
         self._tasks = tasks if len(tasks) <= TASKS_MAX else ()
         self._lookup = lookup

@@ -154,7 +154,8 @@ class _Served:
 
 class Streams:
     """Both ends. `on_call(source, frame)` is awaited for the answer to somebody's request (None: close);
-    `on_refused(source, why)` hears of strangers; `delay_s` is bad weather (0: none)."""
+    `on_refused(source, why)` hears of strangers; `delay_s(to)` is bad weather, on the way
+    there and back (0: none)."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class Streams:
         session: Callable[[], Session],
         on_call: Callable[[Address, bytes], Awaitable[bytes | None]],
         on_refused: Callable[[Address, str], None],
-        delay_s: Callable[[], float],
+        delay_s: Callable[[Address], tuple[float, float]],
     ) -> None:
         self._listener = listener
         self._session = session
@@ -211,8 +212,9 @@ class Streams:
         answer: bytes | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                if (delay_s := self._delay_s()) > 0:
-                    await asyncio.sleep(delay_s)
+                there_s, back_s = self._delay_s(to)
+                if there_s > 0:
+                    await asyncio.sleep(there_s)
                 connection = self._take_warm(to)
                 if connection is not None:
                     answer = await self._ask_warm(connection, frame)
@@ -222,6 +224,8 @@ class Streams:
                 if connection is None:
                     connection = await self._connect(to)
                     answer = await self._ask_new(connection, frame)
+                if back_s > 0:
+                    await asyncio.sleep(back_s)
         except (OSError, ValueError, asyncio.IncompleteReadError, StreamRefused) as error:
             answer = None  # ValueError: an address that is none, or a frame that is too large
             if isinstance(error, StreamRefused):

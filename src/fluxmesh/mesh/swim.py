@@ -119,7 +119,7 @@ class Swim:
         self.surge = Surge(voice=self.voice, rng=rng, above=above)
         self.donor = Donor(
             voice=self.voice,
-            shelf=shelf or EmptyShelf(),
+            shelf=EmptyShelf() if shelf is None else shelf,
             steals=steals,
             batch=steal_batch,
             rate_per_s=steal_rate_limit,

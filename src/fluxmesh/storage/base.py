@@ -114,7 +114,9 @@ class Storage(Protocol):
         settle: applies transitions of jobs running under this very epoch, fenced or not, by (id, token); if
         the cancel flag stands, every end but COMPLETED becomes CANCELLED. Frees permits and, with a
         terminal state, the unique key. begin: start held jobs; one that is outranked by a ready job of a
-        higher tier that this worker could run, or whose queue is paused, is released in the same step.
+        higher tier that this worker could run, or whose queue is paused, or whose task was limited since and
+        has no permit left, is released in the same step; so is one if parking cut the look at the higher
+        tiers short.
         claim: strict tiers; inside a tier the queues take turns; inside a queue by arrival sequence, ready
         and parked jobs of own tasks alike. Jobs met that this worker may not run (task unknown to it, rate,
         concurrency) are parked, expired ones expired, at most PARK_CAP a call: then `more` is True and
@@ -125,7 +127,9 @@ class Storage(Protocol):
         waited for NOBODYS_AFTER_S counts as its own. At a = 1 a job that belongs to another living worker of
         good standing counts for its first STRICT_S as one that this worker may not run: it is neither given
         nor parked, outranks nothing, is not taken by take_held or transfer, and `next_due_s` knows when that
-        ends. A wake-up goes to a waiting worker to whom the job belongs before others.
+        ends; past more than affinities.OTHERS_MOST of them in one queue and tier nobody looks. (It is the
+        weight of the worker that asks which counts: one of a smaller weight, or none, leaves nothing to
+        others.) A wake-up goes to a waiting worker to whom the job belongs before others.
         A repeated request_id gets the jobs of the first time again, less those that are no longer its own.
         """
         ...
@@ -153,7 +157,7 @@ class Storage(Protocol):
     async def take_held(self, worker: WorkerRef, slots: int) -> TakeAnswer:
         """Take jobs held for more than HELD_TAKEABLE_AFTER_S by other owners that donate, which this
         worker can run, best tier and oldest first, given running. Counts as a hop. Takes none while a
-        job of a higher tier is ready for it."""
+        job of a higher tier is ready for it, and none for a worker whose lease has lapsed."""
         ...
 
     async def progress(self, worker: WorkerRef, notes: Sequence[ProgressNote]) -> list[bool]:
@@ -165,7 +169,9 @@ class Storage(Protocol):
         """Renew the lease of all jobs of this epoch. Puts a missing row back with the same epoch unless a
         newer one of that id exists. A job owned by this epoch for more than 2 beats that is absent from
         two lists running is released. `owned` None (a supervisor's beat) only renews. A `view.mesh` that
-        is not None replaces what this epoch told of the mesh; beyond MESH_VIEW_BYTES it is not kept."""
+        is not None replaces what this epoch told of the mesh; beyond MESH_VIEW_BYTES it is not kept. So
+        does a `view.affinity`, within the bounds of affinities.kept; it is gone with the row, and has to be
+        told again after a standing of UNKNOWN."""
         ...
 
     async def declare_dead(self, worker: WorkerRef, how: str) -> bool:

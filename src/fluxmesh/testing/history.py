@@ -83,6 +83,14 @@ class Sighting(Struct, frozen=True):
     at_ns: int
 
 
+class Ownership(Struct, frozen=True):
+    """The storage gave this job to this worker, under this token."""
+
+    id: str
+    token: int
+    worker: str
+
+
 class Happening(StrEnum):
     """What became of a process."""
 
@@ -119,6 +127,7 @@ class History(Struct, frozen=True, kw_only=True):
     jobs that were removed on purpose. `timeout_s`: of a job whose submission says none. `untold_most`: how
     many jobs may be there of which no producer could tell, as those of a batch whose outcome is unknown;
     None: not known. `unheeding_s`: how long a body may go on, at the most, after it was told to stop.
+    `owners`: whom the storage has given jobs to, as far as somebody looked.
     """
 
     effects: Sequence[Effect]
@@ -141,6 +150,7 @@ class History(Struct, frozen=True, kw_only=True):
     timeout_s: float = 300.0
     untold_most: int | None = None
     unheeding_s: float = 10.0
+    owners: Sequence[Ownership] = ()
 
 
 class Violation(Struct, frozen=True):

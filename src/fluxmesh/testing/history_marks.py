@@ -73,6 +73,22 @@ def a_body_is_of_its_task(index: Index) -> Iterator[Violation]:
             yield index.violation("wrong task", effect.job, what)
 
 
+def a_body_is_of_its_owner(index: Index) -> Iterator[Violation]:
+    """A token is one worker's, and only that one starts a body under it: what was stolen is not the victim's
+    any more, and what was not is not yet the thief's."""
+    owner: dict[tuple[str, int], str] = {}
+    for given in index.history.owners:
+        first = owner.setdefault((given.id, given.token), given.worker)
+        if first != given.worker:
+            what = f"token {given.token} was given to {first} and to {given.worker}"
+            yield index.violation("token of two owners", given.id, what)
+    for effect in index.history.effects:
+        known = owner.get((effect.job, effect.token))
+        if effect.what is What.START and known is not None and known != effect.worker:
+            what = f"{effect.worker} started it under token {effect.token}, which is {known}'s"
+            yield index.violation("body under another's token", effect.job, what)
+
+
 # -- jobs ------------------------------------------------------------------------------------------------
 def a_job_is_stored_once(index: Index) -> Iterator[Violation]:
     for job_id, count in Counter(story.record.id for story in index.history.stories).items():
@@ -273,6 +289,7 @@ def _unfinished(index: Index, record: Job, runs: list[Run]) -> tuple[float, floa
 MARK_RULES: Final[tuple[Callable[[Index], Iterator[Violation]], ...]] = (
     a_start_has_one_end,
     a_body_is_of_its_task,
+    a_body_is_of_its_owner,
     a_job_is_stored_once,
     every_job_was_submitted,
     a_return_is_completed,

@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from fluxmesh.cli import output
+from fluxmesh.cli import demo_mesh, output
 from fluxmesh.cli.demo.files import Found, gather
 from fluxmesh.cli.demo.scene import Scene
 from fluxmesh.cli.demo.stage import heading, say
-from fluxmesh.cli.parser import Options, Parser, examples
+from fluxmesh.cli.parser import Options, Parser, add_verb, examples
 from fluxmesh.cli.run import run_async
 from fluxmesh.cli.session import described, overrides, refuse_memory, say_storage
 from fluxmesh.config import load_settings
@@ -51,6 +51,8 @@ def configure(parser: Parser) -> None:
         default=True,
         help="keep the temporary database for a look at it afterwards (yes)",
     )
+    more = parser.add_subparsers(title="another demo", metavar="mesh", required=False, prog=parser.prog)
+    demo_mesh.configure(add_verb(more, "mesh", demo_mesh.run, demo_mesh.SUMMARY, *demo_mesh.EXAMPLES))
 
 
 def _run(options: Options) -> int:

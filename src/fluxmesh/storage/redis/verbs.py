@@ -79,7 +79,7 @@ def _new(job: NewJob) -> tuple[Any, ...]:
         job.slot,
     )  # fmt: skip
     first = (job.id, job.task, job.queue, job.tier, blob(job.payload), blob(job.options))
-    return first if rest == _NOTHING_MORE else first + rest
+    return first if rest == _NOTHING_MORE else (*first, *rest, True)
 
 
 def _by_size(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:

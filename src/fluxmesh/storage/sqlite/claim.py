@@ -128,7 +128,7 @@ class Claim:
         merged = walks[0] if len(walks) == 1 else heapq.merge(*walks, key=lambda found: found.seq)
         others = 0
         for found in merged:
-            if self._is_kept_apart(found):
+            if self.apart is not None and self._is_left(self.apart, found):
                 others += 1
                 if others >= OTHERS_MOST:
                     return
@@ -200,11 +200,9 @@ class Claim:
         self._best = None  # it may have been the permit of what was found there
         return True
 
-    def _is_kept_apart(self, found: Found) -> bool:
+    def _is_left(self, apart: Apart, found: Found) -> bool:
         """Whether it is left to another worker, to whom it belongs. Notes when that ends."""
-        if self.apart is None:
-            return False
-        until_us = self.apart.until_us(found.queue, found.tier, found.task, found.slot, found.since_us)
+        until_us = apart.until_us(found.queue, found.tier, found.task, found.slot, found.since_us)
         if until_us is not None:
             self._look_again(until_us)
         return until_us is not None

@@ -22,7 +22,17 @@ from fluxmesh.storage.values import (
     Begun,
     TaskSpec,
 )
-from fluxmesh.testing.contract.lab import LEASE_S, WAIT_S, Lab, Puppet, dead, ids, new_job, scenario
+from fluxmesh.testing.contract.lab import (
+    LEASE_S,
+    WAIT_S,
+    Lab,
+    Puppet,
+    dead,
+    ids,
+    new_job,
+    retention,
+    scenario,
+)
 from fluxmesh.testing.contract.push import SHORT_S, idle_worker, is_woken
 
 MOST: Final = 0.7
@@ -251,6 +261,17 @@ class TestTellingOfAffinity:
         assert not await self.owns(lab, worker)
         await worker.own("mine", weight=MOST)
         assert await self.owns(lab, worker)
+
+    @scenario
+    async def test_nothing_of_it_stays_when_the_worker_is_long_gone(self, lab: Lab) -> None:
+        worker = await worker_with_own(lab)
+        before = lab.backend.rows()
+        await lab.pass_time(100.0)
+        await lab.storage.prune(retention(worker_s=60.0), 100)
+        rows = lab.backend.rows()
+        assert (before["worker"], rows.get("worker", 0), rows.get("affinity", 0)) == (1, 0, 0)
+        await worker.beat()
+        assert not await self.owns(lab, worker)
 
     @scenario
     async def test_a_beat_of_a_supervisor_tells_nothing(self, lab: Lab) -> None:

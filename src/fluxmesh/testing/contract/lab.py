@@ -126,6 +126,16 @@ def new_job(task: str = "work", *args: Any, kwargs: dict[str, Any] | None = None
     return prepare({"task": task, **fields}).job(args, kwargs or {})
 
 
+def affinity_of(
+    keys: Iterable[str], *, weight: float, queues: Sequence[str] = ("default",), tasks: Sequence[str] = ()
+) -> Affinity:
+    """Of these affinity keys, and of these tasks without one, in these queues."""
+    bits = bytearray(SLOT_BITMAP_BYTES)
+    for slot in map(slot_of, keys):
+        bits[slot >> 3] |= 0x80 >> (slot & 7)
+    return Affinity(weight, (AffinityPart(tuple(queues), bytes(bits), tuple(tasks)),))
+
+
 class Puppet:
     """A worker without bodies: the test moves its hands. `owned` is what it believes it owns (id, token);
     `given` is every job that an answer gave it."""
@@ -250,10 +260,7 @@ class Puppet:
         status: str = "ready",
     ) -> None:
         """A beat by which jobs of these keys, and of these tasks without a key, belong to it from now on."""
-        bits = bytearray(SLOT_BITMAP_BYTES)
-        for slot in map(slot_of, keys):
-            bits[slot >> 3] |= 0x80 >> (slot & 7)
-        affinity = Affinity(weight, (AffinityPart(tuple(queues), bytes(bits), tuple(tasks)),))
+        affinity = affinity_of(keys, weight=weight, queues=queues, tasks=tasks)
         mine = [Owned(id_, token) for id_, token in self.owned.items()]
         await self.beat_listing(mine, status=status, affinity=affinity)
 

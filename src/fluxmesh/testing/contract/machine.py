@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from fluxmesh.job import TIERS, Status
+from fluxmesh.storage.affinities import own_of
 from fluxmesh.storage.values import (
     HELD_TAKEABLE_AFTER_S,
     MAX_HOPS,
@@ -38,13 +39,14 @@ from fluxmesh.testing.contract.lab import (
     CRASHED,
     INTERRUPTED,
     LEASE_S,
+    affinity_of,
     dead,
     new_job,
     retention,
     retry,
     snooze,
 )
-from fluxmesh.testing.contract.model import OWNED
+from fluxmesh.testing.contract.model import NOTHING_OWN, OWNED
 from fluxmesh.testing.contract.stage import AGES, QUEUES, TASKS, Stage
 
 REAPS: Final = {"crash": CRASHED, "retry": retry(5), "dead": dead("plain")}
@@ -57,6 +59,7 @@ ENDS: Final = {
     "snooze": snooze(3),
 }
 JOBS_MOST: Final = 40
+KEYS: Final = ("a", "b")
 
 pick = st.integers(0, 1_000)
 short = st.sampled_from([0.0, 0.2])
@@ -70,12 +73,14 @@ PARTS: Final[tuple[tuple[dict[str, Any], ...], ...]] = (
     ({}, {}, {}, {"idempotency_key": "i1"}, {"idempotency_key": "i2"}),
     ({}, {}, {"queue": "second"}),
     ({}, {}, {}, {"priority": 0}, {"priority": 3}),
+    ({}, *({"affinity_key": key} for key in KEYS)),
     ({"task": "plain"}, {"task": "plain"}, *({"task": task} for task in TASKS)),
     ({}, {"argument": 1}),
 )
 a_job = st.tuples(*map(st.sampled_from, PARTS)).map(
     lambda parts: {name: value for part in parts for name, value in part.items()}
 )
+weights = st.sampled_from([0.0, 0.7, 1.0, 1.0])
 subset = st.sets(st.sampled_from(QUEUES), min_size=1).map(lambda names: tuple(sorted(names)))
 
 
@@ -88,12 +93,19 @@ class Machine(Stage, RuleBasedStateMachine):
     """The rules. What a verb does to the stage and what it must answer stands in stage.py."""
 
     # -- producers -------------------------------------------------------------------------------------
-    @initialize(jobs=st.lists(a_job, min_size=8, max_size=16), queues=subset, tiers=some_tiers)
+    @initialize(
+        jobs=st.lists(a_job, min_size=8, max_size=16),
+        queues=subset,
+        tiers=some_tiers,
+        weight=weights,
+    )
     def begin_with_jobs_and_workers(
-        self, jobs: list[dict[str, Any]], queues: tuple[str, ...], tiers: tuple[int, ...]
+        self, jobs: list[dict[str, Any]], queues: tuple[str, ...], tiers: tuple[int, ...], weight: float
     ) -> None:
         self.seat_at("w1", QUEUES, TIERS, None, donates=True)
         self.seat_at("w2", queues, tiers, "rare", donates=False)
+        for who, key, task in ((0, KEYS[0], "plain"), (1, KEYS[1], "few")):
+            self.own(who, weight, QUEUES, {key}, {task})
         self.put([submitted(job) for job in jobs])
 
     @precondition(lambda self: len(self.model.jobs) < JOBS_MOST)
@@ -218,6 +230,8 @@ class Machine(Stage, RuleBasedStateMachine):
         for given in moved:
             job = jobs[given.id]
             assert (job.hops < MAX_HOPS, given.token > job.token, seat.is_good) == (True, True, True)
+            assert not self.model.is_left(seat, job, self.now_us)
+            assert (given.hops, given.slot) == (job.hops + 1, job.new.slot)
             self.lost(job)
             job.owner, job.token, job.taken_us, job.hops = seat.ref, given.token, self.now_us, job.hops + 1
             puppet.owned[given.id] = given.token
@@ -242,11 +256,29 @@ class Machine(Stage, RuleBasedStateMachine):
         seat, puppet = self.seat(who)
         mine = self.model.owned_by(seat.ref, *OWNED)
         answer = self.run(puppet.beat_listing([Owned(job.id, job.token) for job in mine]))
-        seat.missing = False
+        if seat.missing:
+            seat.missing, seat.own = False, NOTHING_OWN
         assert answer.lost == ()
         assert (answer.standing is Standing.GOOD) == seat.is_good
         assert set(answer.cancelled) == {job.id for job in mine if job.cancel}
         seat.renewed_us = self.now_us
+
+    @rule(
+        who=pick,
+        weight=weights,
+        queues=subset,
+        keys=st.sets(st.sampled_from(KEYS)),
+        tasks=st.sets(st.sampled_from(sorted(TASKS))),
+    )
+    def own(self, who: int, weight: float, queues: tuple[str, ...], keys: set[str], tasks: set[str]) -> None:
+        """Jobs of these keys, and of these tasks without one, belong to the worker from now on."""
+        self.beat(who)
+        seat, puppet = self.seat(who)
+        mine = self.model.owned_by(seat.ref, *OWNED)
+        affinity = affinity_of(keys, weight=weight, queues=queues, tasks=sorted(tasks))
+        self.run(puppet.beat_listing([Owned(job.id, job.token) for job in mine], affinity=affinity))
+        if seat.is_good:
+            seat.own = own_of(affinity) if weight else NOTHING_OWN
 
     # -- time and death --------------------------------------------------------------------------------
     @rule(seconds=st.sampled_from([0.05, 0.2, 1.0, 2.0, 2.0, 5.0, 12.0, 45.0]))

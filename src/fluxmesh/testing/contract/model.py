@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from fluxmesh import limits
 from fluxmesh.job import TERMINAL, Job, Status, is_legal
 from fluxmesh.outcome import Transition
+from fluxmesh.storage.affinities import Own, is_everybodys, is_kept_apart
 from fluxmesh.storage.values import Begun, ClaimedJob, TaskSpec, WorkerRef
 from fluxmesh.submission import NewJob
 
@@ -50,6 +52,9 @@ class Known:
         return self.status in TERMINAL
 
 
+NOTHING_OWN: Final = Own(0.0, {})
+
+
 @dataclass(slots=True)
 class Seat:
     """One worker epoch."""
@@ -63,6 +68,7 @@ class Seat:
     fenced: bool = False
     dead: bool = False
     missing: bool = False
+    own: Own = NOTHING_OWN
 
     @property
     def is_good(self) -> bool:
@@ -79,6 +85,7 @@ class Model:
     paused: set[str] = field(default_factory=set)
     gone: dict[str, Known] = field(default_factory=dict)
     stale: int = 0
+    lease_us: int = 0
     arrivals: int = 0
 
     # -- what may be -----------------------------------------------------------------------------------
@@ -134,6 +141,26 @@ class Model:
             return limits.permits(rate, self.tats.get(spec.name, 0.0), now_us) > 0
         return True
 
+    def is_own(self, seat: Seat, job: Known, now_us: int) -> bool:
+        """Whether the job comes before others for this worker."""
+        return self.belongs(seat, job) or is_everybodys(job.due_us, now_us)
+
+    def belongs(self, seat: Seat, job: Known) -> bool:
+        return seat.own.has(job.queue, job.new.task, job.new.slot)
+
+    def is_left(self, seat: Seat, job: Known, now_us: int) -> bool:
+        """Whether this worker has to leave the job to another, to whom it belongs."""
+        if not seat.own.is_strict or job.queue not in seat.own.by_queue or self.belongs(seat, job):
+            return False
+        return is_kept_apart(job.due_us, now_us) and any(
+            other.is_good
+            and now_us - other.renewed_us <= self.lease_us
+            and self.belongs(other, job)
+            and self.can_run(other, job)
+            for other in self.seats
+            if other is not seat
+        )
+
     def ready_for(self, seat: Seat, now_us: int) -> list[Known]:
         """Jobs that this worker could be given now, each by itself."""
         return [
@@ -144,6 +171,7 @@ class Model:
             and self.can_run(seat, job)
             and job.queue not in self.paused
             and self.has_permit(job, now_us)
+            and not self.is_left(seat, job, now_us)
         ]
 
     # -- what happens ----------------------------------------------------------------------------------
@@ -166,6 +194,8 @@ class Model:
         assert self.can_run(seat, job), f"{seat.ref} got a job that it cannot run"
         assert job.queue not in self.paused, "a paused queue gave a job"
         assert not self.is_late(job, now_us), "a job was given that is past its time"
+        assert not self.is_left(seat, job, now_us), "a job was given that was to be left to another"
+        assert given.slot == job.new.slot
         assert given.token > job.token, "a new owner, and the token did not grow"
         assert (given.tier, given.queue, given.life) == (job.tier, job.queue, job.life)
         assert self.has_permit(job, now_us), "a job was started beyond its limit"
@@ -197,7 +227,17 @@ class Model:
                     continue
                 assert other.tier >= job.tier, f"tier {job.tier} was given before tier {other.tier}"
                 if (other.queue, other.tier) == (job.queue, job.tier):
-                    assert other.arrival >= job.arrival, "one that arrived later was given first"
+                    self.in_order(seat, job, other, now_us)
+
+    def in_order(self, seat: Seat, given: Known, left: Known, now_us: int) -> None:
+        """The window is larger here than there are jobs: own ones first, both kinds by arrival."""
+        first, second = (
+            (self.is_own(seat, job, now_us) if job.queue in seat.own.by_queue else True)
+            for job in (given, left)
+        )
+        assert first or not second, "another's job was given before an own one"
+        if first == second:
+            assert left.arrival >= given.arrival, "one that arrived later was given first"
 
     def begin(self, seat: Seat, job: Known | None, token: int, now_us: int) -> Begun:
         """What begin has to answer, and what it does."""

@@ -112,6 +112,17 @@ async def hold(lab: Lab) -> Act:
 
 
 @scene("exchange")
+async def claim_of_own(lab: Lab) -> Act:
+    """Own jobs first, then one that was passed by; one is left to another."""
+    worker, other = await lab.worker(), await lab.worker("w2")
+    await worker.own("mine", weight=1.0)
+    await other.own("theirs", weight=1.0)
+    for key in ("theirs", "nobodys", "mine", "mine", "nobodys"):
+        await lab.put(affinity_key=key)
+    return claiming(lab, worker, slots=3)
+
+
+@scene("exchange")
 async def claim_of_parked(lab: Lab) -> Act:
     await put_full(lab, 3, concurrency_limit=1)
     worker = await lab.worker()

@@ -52,7 +52,7 @@ class Stage:
         super().__init__()  # the other base is hypothesis's
         self.runner = asyncio.Runner()
         self.lab = Lab(self.backend)
-        self.model = Model(specs=dict(TASKS))
+        self.model = Model(specs=dict(TASKS), lease_us=round(LEASE_S * 1e6))
         self.puppets: list[tuple[Seat, Puppet]] = []
         self.last: list[tuple[Seat, Puppet, ExchangeRequest, set[tuple[str, int]]]] = []
         self.stale: list[tuple[Puppet, Owned]] = []
@@ -151,6 +151,7 @@ class Stage:
             seat.fenced = seat.fenced or seat.ref.worker_id == name
         seat = Seat(puppet.ref, queues, tiers, frozenset(spec.name for spec in tasks), donates, self.now_us)
         self.puppets.append((seat, puppet))
+        self.model.seats.append(seat)
 
     def exchanged(
         self, who: int, settles: list[tuple[int, Transition]], begins: list[int], slots: int, extra: int
@@ -198,6 +199,7 @@ class Stage:
                 seat.missing = True
             else:
                 self.puppets.remove((seat, puppet))
+                self.model.seats.remove(seat)
         if not self.puppets:
             self.seat_at("w1", QUEUES, TIERS, None, donates=True)
 

@@ -8,6 +8,7 @@ local PARK_CAP, PASSED_OVER_MOST, MAX_HOPS, TAKEABLE_US = 1000, 100, 2, 100000
 local NO_WORKER, RATE = 'a worker for its task', 'its rate limit'
 local CONCURRENT, KEY = 'a free place under max_concurrent', 'its concurrency key'
 local PLACE_TEXT = {'1', '2'}
+local ONLY_SLOT = 115 -- 's'
 local TIER_TEXT = {[0] = '0', '1', '2', '3'}
 
 -- rare
@@ -115,9 +116,12 @@ end
 local function read_claimable(name, dated)
   local v = dated and redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more', 'created_us',
     'due_us') or redis.pcall('HMGET', name, 'place', 'token', 'task', 'payload', 'options', 'more')
-  if not v.err and v[6] then
+  if not v.err and v[6] and string.byte(v[6]) == ONLY_SLOT then
+    v.slot = slot_in(string.sub(v[6], 2))
+  elseif not v.err and v[6] then
     v.more = call('HMGET', name, 'attempts', 'crashes', 'snoozes', 'interruptions', 'life', 'expires_us',
       'concurrency_key', 'concurrency_limit', 'hops', 'slot')
+    v.slot = slot_in(v.more[10])
   end
   return v
 end
@@ -323,7 +327,7 @@ local function is_own(own, found)
   local v = found.v
   local since_us = ready_since(v[7], v[8])
   return now < since_us or now - since_us > NOBODYS_AFTER_US
-    or is_among(own, found.task, v.more and slot_in(v.more[10]) or nil)
+    or is_among(own, found.task, v.slot)
 end
 
 -- Of the next jobs, as far as the window goes, the first own one, else the first.
@@ -472,11 +476,12 @@ end
 -- crashes, snoozes, interruptions, life, hops, slot. hops: how often it has changed hands since it was claimed.
 local function claimed(id, token, queue, tier, v, hops)
   local told = {id, token, v[3], queue, tier, v[4], v[5]}
-  if v.more then
+  if v[6] then
+    local more = v.more or {}
     for i = 1, 5 do
-      told[7 + i] = v.more[i]
+      told[7 + i] = more[i] or false
     end
-    told[13], told[14] = hops or false, slot_in(v.more[10]) or false
+    told[13], told[14] = hops or false, v.slot or false
   end
   return told
 end

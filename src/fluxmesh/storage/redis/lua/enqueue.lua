@@ -1,6 +1,6 @@
 -- Store jobs, in order. A[2] = queue_cap, A[3] = jobs, each {id, task, queue, tier, payload, options, delay_us,
 -- run_at_us, expires_in_us, idempotency_key, payload_hash, unique_key, concurrency_key, concurrency_limit, tags,
--- slot}; of a plain job the first six.
+-- slot, true}; of a plain job the first six.
 -- Answers per job 1 (created) or {verdict, id, by, status, pruned}.
 local queue_cap = A[2]
 local TIER = {[0] = '0', '1', '2', '3'}
@@ -125,10 +125,10 @@ local NOTHING = {}
 
 local function extras(job, due_us)
   -- Not #job: it may stop at any field that is nil, as queue and tier are where the task decides.
-  if not (job[6] or job[7] or job[8] or job[9] or job[10] or job[12] or job[13] or job[15] or job[16]) then
+  if not (job[6] or job[17]) then
     return NOTHING
   end
-  local found, more = {}, job[9] or job[12] or job[13] or job[16]
+  local found, more = {}, job[9] or job[12] or job[13]
   local function put(name, value)
     if value ~= nil then
       found[#found + 1] = name
@@ -144,7 +144,7 @@ local function extras(job, due_us)
   put('concurrency_limit', job[14])
   put('slot', job[16] and int(job[16]) or nil)
   put('tags', job[15] and #job[15] > 0 and cmsgpack.pack(job[15]) or nil)
-  put('more', more and '1' or nil)
+  put('more', more and '1' or job[16] and 's' .. int(job[16]) or nil)
   return found
 end
 
@@ -160,12 +160,9 @@ local function write_keys(job, queue)
   end
 end
 
-local function store(job, home_room, queue, tier, number)
-  local id, task, seq = job[1], job[2], int(number)
-  local due_us = job[7] and now + job[7] or job[8]
-  local later = due_us ~= nil and due_us > now
-  call('HSET', K.job(id), 'place', later and '0' or '1', 'task', task, 'payload', job[5], 'queue', queue, 'tier',
-    TIER[tier], 'seq', seq, 'created_us', NOW, unpack(extras(job, due_us)))
+-- What hangs on a job that is not a plain one.
+local function hang_on(job, kind, seq, queue)
+  local id = job[1]
   if job[9] then
     add(list(K.expires()), now + job[9], id)
   end
@@ -174,20 +171,31 @@ local function store(job, home_room, queue, tier, number)
       add(list(K.by_tag(tag)), seq, id)
     end
   end
-  local kind = kind_of(queue, tier, task, later)
-  add(kind, seq, id)
-  if job[16] and not later then
+  if job[16] and not kind.later then
     kind.slots = kind.slots or {}
     kind.slots[job[16]] = (kind.slots[job[16]] or 0) + 1
     kind.slotted = kind.slotted + 1
   end
+  if job[10] or job[12] then
+    through(function() write_keys(job, queue) end)
+  end
+end
+
+local function store(job, home_room, queue, tier, number)
+  local id, task, seq = job[1], job[2], int(number)
+  local due_us = job[7] and now + job[7] or job[8]
+  local later = due_us ~= nil and due_us > now
+  call('HSET', K.job(id), 'place', later and '0' or '1', 'task', task, 'payload', job[5], 'queue', queue, 'tier',
+    TIER[tier], 'seq', seq, 'created_us', NOW, unpack(extras(job, due_us)))
+  local kind = kind_of(queue, tier, task, later)
+  add(kind, seq, id)
   home_room.left = home_room.left - 1
   if later then
     add(list(K.delayed(tier)), due_us, id)
     scheduled(due_us, queue, tier, task)
   end
-  if job[10] or job[12] then
-    through(function() write_keys(job, queue) end)
+  if job[17] then
+    hang_on(job, kind, seq, queue)
   end
 end
 

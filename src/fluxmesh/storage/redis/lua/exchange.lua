@@ -62,7 +62,7 @@ local function complete(item)
     return false
   end
   local r, attempts, history
-  if v[8] then
+  if v[8] and string.byte(v[8]) ~= 115 then -- as in claim: not only a slot
     r = read_more(name, id, v[5])
     if not r then
       return false

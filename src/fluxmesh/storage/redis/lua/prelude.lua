@@ -5,7 +5,8 @@
 -- Microseconds are below 2^53 and so exact; redis.call writes them in full, text needs int(). Writing a number
 -- out costs more than a small command does: on the hot path values are texts, once they are.
 -- A record that says `more` has a field beyond those of a plain job (counters, keys, an expiry, hops, notes); of one
--- that does not, the hot path reads only the plain ones.
+-- that does not, the hot path reads only the plain ones. Of one that has only the slot of its key beyond them `more` is
+-- 's' and the slot: then nothing else has to be read.
 local call = redis.call
 local A = cmsgpack.unpack(ARGV[1])
 local now = A[1]
