@@ -7,12 +7,14 @@ import fcntl
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 BOUND_S = 20.0
 _reserved = os.open(Path(tempfile.gettempdir(), "fluxmesh-test-ports"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+_picking = threading.Lock()
 _next_port = 20_000 + os.getpid() * 37 % 10_000
 
 
@@ -36,10 +38,11 @@ def free_port(ports: int = 2) -> int:
     to connections. They are this process's until its end, however late they are bound: other runs of tests
     on this machine are given others."""
     global _next_port
-    while True:
-        _next_port = 20_000 + (_next_port + ports - 20_000) % 10_000
-        if all(_reserve(_next_port + more) and _is_free(_next_port + more) for more in range(ports)):
-            return _next_port
+    with _picking:
+        while True:
+            _next_port = 20_000 + (_next_port + ports - 20_000) % 10_000
+            if all(_reserve(_next_port + more) and _is_free(_next_port + more) for more in range(ports)):
+                return _next_port
 
 
 def _reserve(port: int) -> bool:
