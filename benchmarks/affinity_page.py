@@ -83,6 +83,17 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def origin(lines: Iterable[dict[str, Any]]) -> str:
+    """Where the figures come from: of each storage the machine, the load, the repetitions, the revision."""
+    told = {}
+    for one in lines:
+        if one["name"] == "affinity hit rate":
+            where = f"{one['machine']['cores']} cores, load {one['load_before']:.1f} before"
+            how = f"medians of {len(one['values'])}, revision {str(one['revision'])[:12]}"
+            told[one["storage"]] = f"{NAMES[one['storage']]}: {where}, {how}"
+    return "; ".join(told[storage] for storage in sorted(told)) + "."
+
+
 def with_figures(page: str, figures: str) -> str:
     """The page with these figures between the marks, in place of those that are there."""
     before, opening, rest = page.partition(MARKS[0])
@@ -157,8 +168,9 @@ def plot(found: Sequence[Row]) -> str:
 def main(arguments: Sequence[str]) -> int:
     try:
         (path,) = arguments
-        found = rows(json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines())
-        page = with_figures(PAGE.read_text(encoding="utf-8"), table(found))
+        lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        found = rows(lines)
+        page = with_figures(PAGE.read_text(encoding="utf-8"), f"{table(found)}\n\n{origin(lines)}")
     except (CheckFailed, OSError, ValueError) as error:
         print(f"affinity_page: {error}", file=sys.stderr)
         return 1

@@ -26,7 +26,7 @@ from fluxmesh.storage.base import Storage
 from fluxmesh.storage.registry import open_storage
 
 LOOK_S: Final = 0.1
-READY_S: Final = 30.0
+READY_S: Final = 90.0
 SLOWEST_RATE: Final = 200.0  # jobs/s below which a run is given up
 _decode_seen = msgspec.json.Decoder(list[Seen]).decode
 

@@ -63,7 +63,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=_count, metavar="N", help="repetitions of each (3)")
     parser.add_argument("--only", metavar="NAME,…", help="only these: " + ", ".join(MEASURES))
     parser.add_argument("--quick", action="store_true", help=f"{FEW} jobs, once: to see that it works")
-    parser.add_argument("--full", action="store_true", help="also what takes minutes: depth, endurance")
+    parser.add_argument(
+        "--full", action="store_true", help="also what takes many minutes: affinity, depth, endurance"
+    )
     parser.add_argument(
         "--referee", type=Path, metavar="FILE", help=f"the referee of the floor ({REFEREE_ENV})"
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from benchmarks.marks import Crossing, Mark, check_clocks, read_marks, starts_of
 from benchmarks.reader import seen_of
 from benchmarks.seen import Seen, check_all_completed
 from benchmarks.team import Member
+from fluxmesh.job import Status
 from fluxmesh.submission import prepare
 
 GATE: Final = "gate"  # a queue of those that are to be kept busy
@@ -29,8 +31,8 @@ Judge = Callable[[Sequence[Seen], dict[int, Mark], Mark], Crossing | None]
 class Scene(Struct, frozen=True):
     """How a surplus and an idle worker come together. The second member, the thief, is kept busy for `gate_s`
     by a job of a queue of its own; meanwhile `jobs` are given at once, each of which takes `nap_s`, and the
-    first member has all of them. `judge` says what came of a round. `turns`: one pair at a time, since the
-    jobs are short and the processors are few."""
+    first member has all of them; a round in which it has not counts for nothing. `judge` says what came of
+    the others. `turns`: one pair at a time, since the jobs are short and the processors are few."""
 
     members: tuple[Member, ...]
     jobs: int
@@ -55,17 +57,18 @@ class Stage:
         self._rounds += 1
         journal = self._site.folder / f"round-{self._rounds}"
         await self._give(1, scene.gate_s, journal, GATE)
-        await _until(lambda: bool(read_marks(journal)), LOOK_SOON_S)
+        await _until(lambda: _has_begun(journal), LOOK_SOON_S)
         first = self._given
         ids = await self._give(scene.jobs, scene.nap_s, journal, "default")
-        await _until(lambda: _ends(journal) == self._given - gate_number, LOOK_S)
+        empty_s = await self._until_held()
+        await _until(lambda: _has_ended(journal, self._given - gate_number), LOOK_S)
         await self._site.until(self._completed, ROUND_S)
         marks = read_marks(journal)
         check_clocks(marks)
         jobs = [await self._seen(job_id) for job_id in ids]
         check_all_completed(jobs, range(first, self._given))
         (gate,) = [mark for mark in marks if mark.event == "end" and mark.number == gate_number]
-        return scene.judge(jobs, starts_of(marks), gate)
+        return scene.judge(jobs, starts_of(marks), gate) if empty_s < gate.mono_s else None
 
     async def _give(self, count: int, nap_s: float, journal: Path, queue: str) -> list[str]:
         template = prepare({"task": "mark", "queue": queue})
@@ -74,6 +77,15 @@ class Stage:
         self._given += count
         await self._site.storage.enqueue(jobs, queue_cap=QUEUE_CAP)
         return [job.id for job in jobs]
+
+    async def _until_held(self) -> float:
+        """Wait until nothing is left in the queue; when that was seen, by the monotonic clock. What the thief
+        runs after that it has taken."""
+        await _until(self._has_emptied, LOOK_SOON_S)
+        return time.monotonic()
+
+    async def _has_emptied(self) -> bool:
+        return not (await self._site.storage.counts()).by_status.get(Status.PENDING, 0)
 
     async def _completed(self) -> bool:
         return await self._site.completed() >= self._given
@@ -85,15 +97,19 @@ class Stage:
         return await seen_of(self._site.storage, job)
 
 
-def _ends(journal: Path) -> int:
-    return sum(mark.event == "end" for mark in read_marks(journal))
+async def _has_begun(journal: Path) -> bool:
+    return bool(read_marks(journal))
 
 
-async def _until(holds: Callable[[], bool], look_s: float) -> None:
-    """Look at what bodies wrote, which says nothing when it is there."""
+async def _has_ended(journal: Path, jobs: int) -> bool:
+    return sum(mark.event == "end" for mark in read_marks(journal)) == jobs
+
+
+async def _until(holds: Callable[[], Awaitable[bool]], look_s: float) -> None:
+    """Look at what gives no sign when it is there."""
     try:
         async with asyncio.timeout(ROUND_S):
-            while not holds():  # noqa: ASYNC110 - there is no event to wait for
+            while not await holds():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(look_s)
     except TimeoutError:
         raise CheckFailed(f"a round is not over after {ROUND_S:g} s") from None

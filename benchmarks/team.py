@@ -18,7 +18,7 @@ from benchmarks.figures import CheckFailed
 from fluxmesh.mesh.view import NodeReport, decode_report
 
 PORTS: Final = range(22_000, 30_000)  # below those that the kernel gives to connections
-AGREED_S: Final = 30.0
+AGREED_S: Final = 60.0
 ELIGIBLE_S: Final = 2.0  # from the agreement on, until each has said for a second that it is ready
 TOLD_S: Final = 20.0  # numbers of jobs alone are told to storage every 15 s
 _next_port = PORTS.start + os.getpid() * 38 % len(PORTS)

@@ -53,4 +53,4 @@ MEASURES: Final[dict[str, Measure]] = {
     "depth": depth.flatness,
     "endurance": endurance.endurance,
 }
-FULL_ONLY: Final = frozenset({"depth", "endurance"})
+FULL_ONLY: Final = frozenset({"affinity", "depth", "endurance"})

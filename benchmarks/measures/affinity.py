@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ BURST_EVERY_S: Final = 1.0
 BURST: Final = round(MEAN_LOAD * len(NAMES) * CONCURRENCY / NAP_S * BURST_EVERY_S)
 WARM_BURSTS: Final = 3  # until the workers know how long a job takes, and storage what belongs to whom
 HEAP: Final = 5 * BURST
+HEAPS: Final = 3
 LOOK_S: Final = 0.2
 DONE_S: Final = 90.0
 HOT: Final = 0.5
@@ -182,53 +184,68 @@ async def _seek(bench: Bench, weight: float, *, seed: int) -> Seeking:
         async with _looking(site, loads):
             even = await given.bursts(bursts, hot=0.0)
         hot = await given.bursts(bursts, hot=HOT)
-        heap = await given.heap(hot=0.0)
-        hot_heap = await given.heap(hot=HOT)
-        single = await given.singles(40 if bench.quick else 200)
+        # In turns: a neighbour that takes the machine for some seconds meets both.
+        heaps = [(await given.heap(hot=0.0), await given.heap(hot=HOT)) for _ in range(HEAPS)]
+        await given.singles(40 if bench.quick else 200)
+        seen, single = await given.read()
         counted = await counters(site, lambda told: started(told) >= len(given.keys))
+
+    def of(numbers: range) -> list[Seen]:
+        return [seen[number] for number in numbers]
+
     return Seeking(
-        spread=shares(even, given.keys, NAMES),
+        spread=shares(of(even), given.keys, NAMES),
         loads=loads.over_mean(),
-        waits_ms=spread(pick_up_ms(even)),
-        hot_waits_ms=spread(pick_up_ms(hot)),
-        hot=shares(hot, given.keys, NAMES),
-        heap_s=_lasted_s(heap),
-        hot_heap_s=_lasted_s(hot_heap),
+        waits_ms=spread(pick_up_ms(of(even))),
+        hot_waits_ms=spread(pick_up_ms(of(hot))),
+        hot=shares(of(hot), given.keys, NAMES),
+        heap_s=statistics.median(_lasted_s(of(heap)) for heap, _ in heaps),
+        hot_heap_s=statistics.median(_lasted_s(of(heap)) for _, heap in heaps),
         pick_up_ms=spread(pick_up_ms(single)),
         counted=counted,
     )
 
 
 class Given:
-    """Jobs given to one site so far, all numbered, and their keys."""
+    """Jobs given to one site so far, all numbered, and their keys. What gives some returns their numbers when
+    they are done."""
 
     def __init__(self, site: Site, worker: WorkerProcess, seed: int) -> None:
         self.keys: dict[int, str] = {}
         self._site = site
         self._worker = worker
         self._seed = seed
-        self._known: set[str] = set()
+        self._singles = 0
 
-    async def bursts(self, many: int, *, hot: float) -> list[Seen]:
+    async def bursts(self, many: int, *, hot: float) -> range:
         """So many, each at its instant whatever became of those before it."""
         loop = asyncio.get_running_loop()
-        due = loop.time()
+        due, first = loop.time(), len(self.keys)
         for _ in range(many):
             await asyncio.sleep(max(0.0, due - loop.time()))
             await self._submit(BURST, hot)
             due += BURST_EVERY_S
-        return await self._done()
+        return await self._done(first)
 
-    async def heap(self, *, hot: float) -> list[Seen]:
+    async def heap(self, *, hot: float) -> range:
         """Many at once."""
+        first = len(self.keys)
         await self._submit(HEAP, hot)
-        return await self._done()
+        return await self._done(first)
 
-    async def singles(self, count: int) -> list[Seen]:
-        """One at a time, to workers that are idle."""
-        # The producer numbers its jobs from 0; they are told apart by their ids.
+    async def singles(self, count: int) -> None:
+        """One at a time, to workers that are idle; of another task, and numbered for themselves."""
         await open_loop(self._site, count, "--keys", str(KEYS))
-        return await self._done(singles=count)
+        self._singles += count
+        await self._done(len(self.keys))
+
+    async def read(self) -> tuple[dict[int, Seen], list[Seen]]:
+        """All by their numbers, and the single ones."""
+        seen = await self._site.read()
+        numbered, single = ([job for job in seen if job.task == task] for task in ("nap", "noop"))
+        check_all_completed(numbered, self.keys)
+        check_all_completed(single, range(self._singles))
+        return {job.number: job for job in numbered}, single
 
     async def _submit(self, count: int, hot: float) -> None:
         first = len(self.keys)
@@ -237,14 +254,9 @@ class Given:
         self.keys.update(jobs)
         await submit_naps(self._site, jobs, NAP_S)
 
-    async def _done(self, *, singles: int = 0) -> list[Seen]:
-        """Wait for all, and read those that were not read before."""
-        await self._site.until_completed(len(self.keys) + singles, self._worker, DONE_S)
-        seen = [job for job in await self._site.read() if job.id not in self._known]
-        first = len(self._known)
-        check_all_completed(seen, range(singles) if singles else range(first, len(self.keys)))
-        self._known.update(job.id for job in seen)
-        return seen
+    async def _done(self, first: int) -> range:
+        await self._site.until_completed(len(self.keys) + self._singles, self._worker, DONE_S)
+        return range(first, len(self.keys))
 
 
 @contextlib.asynccontextmanager

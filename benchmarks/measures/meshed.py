@@ -11,6 +11,7 @@ from msgspec import Struct
 from benchmarks.bench import Bench, Site
 from benchmarks.crew import WorkerProcess, usage_of_tree
 from benchmarks.figures import Figure, percentile, rounded, spread
+from benchmarks.gauge import Spent
 from benchmarks.measures.speed import floor_of_drain
 from benchmarks.measures.waiting import RATE, SETTLE_DOWN_S, open_loop, write_count
 from benchmarks.seen import Seen, check_all_completed, pick_up_ms, span_s
@@ -75,19 +76,28 @@ async def _cost(bench: Bench, count: int, workers: int, *, mesh: bool) -> Cost:
             nonlocal looks
             looks += 1
 
-        cpu_s, calls = _cpu_s(crew), await _calls(site)
+        cpu_s, calls, before = _cpu_s(crew), await _calls(site), await _spent(site)
         await site.storage.resume("default")
         await site.until_completed(count, crew[0], look=look)
+        after, cpu_s = await _spent(site), _cpu_s(crew) - cpu_s
         # A look is a script, and the opening of the queue is one too or a transaction.
         calls = await _calls(site) - calls - 1 - (looks if site.gauge is not None else 0)
-        cpu_s = _cpu_s(crew) - cpu_s
         seen = await site.read()
     check_all_completed(seen, range(count))
-    told = {
+    told: dict[str, Any] = {
         "worker_cpu_s_per_1000_jobs": rounded(cpu_s * 1e3 / count),
         "jobs_by_worker": _by_worker(seen, members),
     }
+    if before is not None and after is not None:
+        told |= {
+            "server_cpu_s_per_1000_jobs": rounded((after.cpu_s - before.cpu_s) * 1e3 / count),
+            "evalsha_usec_per_job": rounded((after.scripts_s - before.scripts_s) * 1e6 / count),
+        }
     return Cost(count / span_s(seen), calls / count, told)
+
+
+async def _spent(site: Site) -> Spent | None:
+    return None if site.gauge is None else await site.gauge.spent()
 
 
 def _by_worker(seen: Sequence[Seen], members: Sequence[Member]) -> list[int]:

@@ -18,7 +18,7 @@ from fluxmesh.job import Status
 
 NAMES: Final = ("north", "south", "east", "west")
 WARM: Final = 500
-WARM_NAP_S: Final = 0.001
+WARM_NAP_S: Final = 0.0  # so short that the first worker wants a whole buffer
 JOBS: Final = 64  # as many as a buffer has room for
 NAP_S: Final = 0.25
 GATE_S: Final = 1.0  # the others are busy so long; what is held longer than 5 s is given back

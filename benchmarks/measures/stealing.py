@@ -42,11 +42,13 @@ def _held(jobs: Sequence[Seen], starts: dict[int, Mark], _: Mark) -> Crossing | 
     return crossing
 
 
+# Without a buffer the thief wants nothing before its slot is free. With one it would take while it is busy
+# still, and never be idle.
 FALLS_IDLE: Final = Scene(
-    members=(Member(VICTIM), Member(THIEF, ("--queues", f"default,{GATE}"))),
+    members=(Member(VICTIM), Member(THIEF, ("--queues", f"default,{GATE}", "--mesh-local-buffer", "0"))),
     jobs=14,
-    nap_s=0.008,
-    gate_s=0.04,
+    nap_s=0.006,
+    gate_s=0.03,
     judge=_falls_idle,
 )
 PLAIN_THIEF: Final = Scene(

@@ -73,6 +73,23 @@ async def test_what_idle_workers_could_start_is_held_by_none_of_them(room: Stock
 
 
 @stockroom
+async def test_while_bodies_end_no_exchange_is_made_only_to_hold(room: Stockroom) -> None:
+    ids = await room.put(30)
+    one = await room.worker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fluxmesh.worker.holding.FILL_REST_S", 60.0)  # every end comes before that is over
+        await one.fetcher.start()
+        for number in range(6):
+            await until(lambda number=number: len(one.started) == number + 1)
+            await one.rests()
+            if number < 5:
+                one.end(ids[number])
+    assert len(one.stock) > 0
+    assert [request.extra for request in one.storage.requests if not request.settle] == [0]
+    assert len(one.storage.requests) == 6
+
+
+@stockroom
 async def test_a_claim_is_never_larger_than_the_batch(room: Stockroom) -> None:
     await room.put(30)
     one = await room.worker(concurrency=4)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from benchmarks.affinity_page import MARKS, plot, rows, table, with_figures
+from benchmarks.affinity_page import MARKS, origin, plot, rows, table, with_figures
 from benchmarks.figures import CheckFailed
 from benchmarks.marks import Crossing, Mark, beside_held, check_clocks, falls_idle, read_marks, starts_of
 from benchmarks.measures.affinity import NAMES, WEIGHTS
@@ -167,7 +167,7 @@ def lines(storage: str = "sqlite") -> list[dict[str, Any]]:
     }
     found: list[dict[str, Any]] = []
     for weight in WEIGHTS:
-        one = {"storage": storage, "parameters": {"weight": weight}, "load_before": 0.1, "revision": "abc"}
+        one = {"storage": storage, "parameters": {"weight": weight}, "load_before": 0.12, "revision": "abc"}
         found += [
             one
             | {
@@ -189,6 +189,14 @@ def test_the_table_has_a_row_for_each_weight_and_storage() -> None:
     ]
     text = table(found)
     assert "| SQLite | 0.7 | 0.77 | 1.10 | 210 | 620 | 1.05 | 1.25 |" in text
+
+
+def test_figures_say_where_they_come_from() -> None:
+    told = [one | {"machine": {"cores": 2}} for one in (*lines(), *lines("redis"))]
+    assert origin(told) == (
+        "Redis: 2 cores, load 0.1 before, medians of 1, revision abc;"
+        " SQLite: 2 cores, load 0.1 before, medians of 1, revision abc."
+    )
 
 
 def test_figures_that_are_not_all_there_make_no_page() -> None:

@@ -257,7 +257,7 @@ class Fetcher(Service):
             return False
         if asked and self._stock.begins(asked, self._slots.lacking()):
             return True
-        return self._holding.fills and self._to_hold(asked, asked) > 0
+        return self._holding.fills and self._to_hold(asked, asked) > 0 and self._holding.may_fill(asked)
 
     def _to_hold(self, asked: int, slots: int) -> int:
         """How many jobs to claim beyond `asked` free slots, of which `slots` are for what is claimed. While

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fluxmesh.clock import Clock
 from fluxmesh.errors import FluxMeshError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fluxmesh.mesh.messages import NodeRef, Offered
     from fluxmesh.worker.flights import Flight
     from fluxmesh.worker.stock import Stock
+
+FILL_REST_S: Final = 0.002
 
 
 class Trade(Protocol):
@@ -76,6 +78,7 @@ class Holding:
         self._trade = trade
         self._short = False  # the last claim found less than it asked for
         self.full = False  # or all of it
+        self._fill_at = 0.0
         self._takes: set[asyncio.Task[None]] = set()
         self.fills = False  # and more was wanted still
 
@@ -112,9 +115,19 @@ class Holding:
             self.full = got >= slots and held >= flight.extra
             self._short = not self.full
             self.fills = self.full and self._stock.lacks() > 0
+            self._fill_at = asyncio.get_running_loop().time() + FILL_REST_S
         if held:
             self._stock.counts["prefetch_count"] += 1
             self._stock.counts["prefetch_jobs"] += held
+
+    def may_fill(self, slots: int) -> bool:
+        """Whether to claim now only in order to hold, when there is no slot to claim for. Where bodies are
+        short one is about to end, and the exchange that tells it holds some as well; one for that alone,
+        between any two of those, would double their number. So the next is given a moment to come."""
+        if slots or asyncio.get_running_loop().time() >= self._fill_at:
+            return True
+        self._lookout.look_at(self._fill_at)
+        return False
 
     def hold(self, jobs: Sequence[ClaimedJob]) -> None:
         """Hold what may be held, and give back the rest."""
