@@ -49,7 +49,7 @@ _EXIT_CODES: Final = """\
 | 3 | the app cannot be imported |
 | 4 | the storage is missing or cannot be reached, or a file of it may not be read or written |
 | 5 | not authorised: Redis refuses the login, or what this user may do there |
-| 6 | no such job, or its state does not allow it |
+| 6 | no such job, or its state does not allow it; in a mesh, no such worker or ring |
 | 10 | the job that was waited for did not complete |
 | 124 | the wait took too long |
 | 130, 143 | interrupted, terminated |

@@ -165,10 +165,11 @@ def _from_file(folder: Path) -> tuple[dict[str, Any], str]:
     return {}, ""
 
 
-def _coerced(name: str, value: Any) -> Any:
+def _coerced(name: str, value: Any, source: str) -> Any:
     if isinstance(value, str) and Settings.__annotations__[name] in ("bool", bool):
         if value.lower() not in _BOOLS:
-            raise InvalidOption(name, f"{value!r} is not yes or no", hint="true or false")
+            told = f"{value!r} from {source} is not yes or no"
+            raise InvalidOption(name, told, hint="yes, true, on, 1; no, false, off, 0")
         return _BOOLS[value.lower()]
     return value
 
@@ -207,7 +208,7 @@ def settings_with_sources(
     settings = Settings()
     for name, value in values.items():
         settings = msgspec.structs.replace(
-            settings, **{name: _convert(name, _coerced(name, value), sources[name])}
+            settings, **{name: _convert(name, _coerced(name, value, sources[name]), sources[name])}
         )
     return _checked_together(settings), sources
 

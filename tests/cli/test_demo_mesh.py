@@ -158,7 +158,7 @@ def test_keys_bring_a_burst_kill_a_region_and_end_it(tmp_path: Path) -> None:
         terminal.press("q")
         terminal.until(r"checked   0 lost, 0 doubled")
         assert terminal.end() == 0
-        assert "killed    1 times" in terminal.plain
+        assert "killed    once; " in terminal.plain
         assert termios.tcgetattr(terminal.theirs) == terminal.before
     assert nothing_left(tmp_path)
 

@@ -143,6 +143,11 @@ class TestReports:
         assert (shown.capacity, shown.running, shown.queues, shown.flags) == (None, None, (), ())
         assert (shown.standing, shown.since, shown.rtt_ms) == ("alive", 1_000.0, 0.4)
 
+    def test_what_it_says_of_itself_is_told_in_words(self) -> None:
+        flags = Flag.READY | Flag.DRAINING | Flag.DEGRADED | Flag.STEALS
+        shown = member_report(view_of("a", flags=flags), in_ring=False, wall_zero_s=0)
+        assert shown.flags == ("ready", "draining", "degraded", "steals")
+
     def test_who_has_been_gone_for_an_hour_is_not_told_of_any_more(self) -> None:
         hour_ns = 3_600 * 10**9
         for standing in Standing:

@@ -14,9 +14,9 @@ from fluxmesh.testing.simnet_thefts import Stolen, draw_scheme, run_thefts
 from tests.sim.mutants_of_stealing import MUTANTS
 
 SEEDS = range(1, 31)
-WORK_S = 6
-STEALS_LEAST = 1_500
-SHARE_HIT_LEAST = 0.7  # of the boundaries, in these few seeds; `make sim` asks for all
+WORK_S = 5
+STEALS_LEAST = 2_000
+SHARE_HIT_LEAST = 0.6  # of the boundaries, in these few seeds; `make sim` asks for all
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_schemes_hold_all_that_can_happen() -> None:
 
 
 def test_a_seed_of_stealing_is_the_same_every_time() -> None:
-    for seed in (2, 20, 27):
+    for seed in (2, 6, 9):
         one, again = run_thefts(seed), run_thefts(seed)
         assert one == again
         assert one.thefts > 0

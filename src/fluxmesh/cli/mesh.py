@@ -91,9 +91,7 @@ def configure(parser: Parser) -> None:
     owner = add_verb(
         verbs, "owner", _owner, "name the worker to whom a key belongs", "fluxmesh mesh owner tenant-7"
     )
-    owner.add_argument(
-        "key", nargs="?", default="", metavar="KEY", help="an affinity key, or the name of a task"
-    )
+    owner.add_argument("key", metavar="KEY", help="an affinity key, or the name of a task")
     owner.add_argument("--queue", default=DEFAULT_QUEUE, metavar="NAME", help="of which ring (default)")
     json_option(owner)
     keygen = add_verb(
@@ -192,7 +190,8 @@ def _steals(options: Options) -> int:
                 {"items": [_told(one) for one in seen], "next_cursor": None, "totals": summed}
             )
         else:
-            rows = [(one.worker_id, str(one.epoch), *_steal_numbers(one)) for one in seen]
+            ordered = sorted(seen, key=lambda one: (one.worker_id, one.epoch))
+            rows = [(one.worker_id, str(one.epoch), *_steal_numbers(one)) for one in ordered]
             if len(rows) > 1:
                 sums = [sum(int(row[column]) for row in rows) for column in range(2, len(STEALS))]
                 rows.append(("all", "", *(str(number) for number in sums)))

@@ -128,7 +128,7 @@ def count(low: int, high: int) -> Callable[[str], int]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number") from None
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is out of range, {low} to {high:,}")
+            raise argparse.ArgumentTypeError(f"{value} is out of range, {low:,} to {high:,}")
         return value
 
     return whole_number

@@ -16,13 +16,18 @@ REPORT_VERSION: Final = 1
 REPORT_MAX_BYTES: Final = 60 << 10  # storage takes 64 KiB
 OVER_MAX_BYTES: Final = 8 << 10  # of the names of those who pass on; more are not told
 GONE_TOLD_NS: Final = 3_600 * S
-_FLAG_NAMES: Final = ((Flag.READY, "ready"), (Flag.DRAINING, "draining"), (Flag.DEGRADED, "degraded"))
+_FLAG_NAMES: Final = (
+    (Flag.READY, "ready"),
+    (Flag.DRAINING, "draining"),
+    (Flag.DEGRADED, "degraded"),
+    (Flag.STEALS, "steals"),
+)
 LIVING: Final = frozenset({Standing.ALIVE, Standing.SUSPECT})
 
 
 class MemberReport(Struct, frozen=True, kw_only=True):
     """One member as a worker sees it. `since`: epoch seconds when its standing was last changed there; what
-    is not known of it is null or empty. `flags`: ready, draining, degraded."""
+    is not known of it is null or empty. `flags`: ready, draining, degraded, steals."""
 
     worker_id: str
     epoch: int

@@ -188,6 +188,7 @@ class Workshop:
                 **given,  # type: ignore[arg-type]
                 steal_threshold=habits.threshold,
                 steal_batch=habits.batch,
+                steal_rate_limit=habits.rate,
                 steals=habits.steals,
                 shelf=shelf,
             )

@@ -92,10 +92,13 @@ def draw_scheme(seed: int, *, work_s: int = QUICK_S, workers: int | None = None)
     favourites = tuple(sorted(rng.sample(range(nodes), rng.choice((1, 1, 2)))))
     slots = [rng.randint(1, 2) if n in favourites else rng.randint(2, 6) for n in range(nodes)]
     apart, by_mesh_alone = rng.random() < 0.15, rng.random() < 0.6
+    batch, rate = rng.choice((1, 1, 2, 4)), rng.choice((0.0, 0.0, 10.0))
     picky = nodes - 1 if rng.random() < 0.25 else -1  # runs but the low tiers
     habits = tuple(
         Habits(
             slots=slots[n],
+            batch=batch,
+            rate=rate,
             greedy=n in favourites,
             steals=not (apart and n == nodes - 1),
             takes_held=not by_mesh_alone,
@@ -128,8 +131,8 @@ def draw_scheme(seed: int, *, work_s: int = QUICK_S, workers: int | None = None)
         burst=burst,
         tiers=rng.choice(((2,), (1, 2, 2, 2), (0, 1, 2, 3), (2, 3))),
         run_ns=(mean_ms * MS // 2, mean_ms * MS * 3 // 2),
-        share=rng.choice((0.02, 0.06, 0.2)) if faulty else 0.0,
-        blows=rng.choice((0.0, 0.01, 0.03)) if faulty else 0.0,
+        share=rng.choice((0.01, 0.04, 0.15)) if faulty else 0.0,
+        blows=rng.choice((0.0, 0.003, 0.015)) if faulty else 0.0,
         loss=rng.choice((0.05, 0.2)) if seldom(0.25) else 0.0,
         mute=seldom(0.08),
         away=tuple((at(), rng.randrange(100 * MS, 5 * S)) for _ in windows) if seldom(0.25) else (),

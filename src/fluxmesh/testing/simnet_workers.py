@@ -41,6 +41,7 @@ class Habits(Struct, frozen=True, kw_only=True):
     greedy: bool = False
     threshold: int = 2
     batch: int = 4
+    rate: float = 10.0  # requests of a peer in a second; 0: any
     steals: bool = True
     takes_held: bool = True  # by storage alone
     tiers: tuple[int, ...] = (0, 1, 2, 3)

@@ -14,9 +14,18 @@ from fluxmesh.cli.demo_mesh.figures import Look, RegionLook, Summary
 
 KEYS: Final = "b = a burst of long jobs   k = kill a region (-9)   r = bring it back   q = end"
 REMARKS_SHOWN: Final = 8
+PAIRS_SHOWN: Final = 3
 LINE_EVERY_S: Final = 1.0
 # OWN: jobs of its own keys; TOOK and GAVE: over the mesh; ALONE: taken through the storage alone.
-_NUMBERS: Final = (("RUNS", 4), ("HELD", 4), ("DONE", 6), ("OWN", 6), ("TOOK", 5), ("ALONE", 5), ("GAVE", 5))
+_NUMBERS: Final = (
+    ("RUNNING", 7),
+    ("HELD", 4),
+    ("DONE", 6),
+    ("OWN", 6),
+    ("TOOK", 5),
+    ("ALONE", 5),
+    ("GAVE", 5),
+)
 _BAR: Final = 24
 _STATES: Final = {"alive": "green", "killed": "red"}
 
@@ -168,13 +177,17 @@ def tell(summary: Summary) -> None:
         f"{summary.jobs_taken_held:,} jobs by storage alone"
     )
     if summary.thefts:
-        pairs = (f"{one.thief} {one.jobs} from {one.victim}" for one in summary.thefts)
+        pairs = [f"{one.thief} {one.jobs} from {one.victim}" for one in summary.thefts[:PAIRS_SHOWN]]
+        if rest := sum(one.jobs for one in summary.thefts[PAIRS_SHOWN:]):
+            pairs.append(f"{rest} between others")
         say(f"          {', '.join(pairs)}")
     if starts := summary.affinity_hits + summary.affinity_misses:
         share = summary.affinity_hits / starts
         say(f"affinity  {share:.0%} of {starts:,} starts were at the owner of their key")
     if summary.kills:
-        say(f"killed    {summary.kills} times; {summary.ran_again:,} jobs were started once more for it")
+        times = "once" if summary.kills == 1 else f"{summary.kills:,} times"
+        jobs = "1 job was" if summary.ran_again == 1 else f"{summary.ran_again:,} jobs were"
+        say(f"killed    {times}; {jobs} started once more for it")
     if summary.unfinished:
         say(f"left      {summary.unfinished:,} jobs that had not ended yet")
     say(f"checked   {summary.lost} lost, {summary.doubled} doubled: by what storage holds and bodies told")
