@@ -89,7 +89,8 @@ def origin(lines: Iterable[dict[str, Any]]) -> str:
     for one in lines:
         if one["name"] == "affinity hit rate":
             where = f"{one['machine']['cores']} cores, load {one['load_before']:.1f} before"
-            how = f"medians of {len(one['values'])}, revision {str(one['revision'])[:12]}"
+            many = f"medians of {len(one['values'])} with {one['parameters']['bursts']} bursts"
+            how = f"{many}, revision {str(one['revision'])[:12]}"
             told[one["storage"]] = f"{NAMES[one['storage']]}: {where}, {how}"
     return "; ".join(told[storage] for storage in sorted(told)) + "."
 

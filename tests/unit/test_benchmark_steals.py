@@ -167,7 +167,12 @@ def lines(storage: str = "sqlite") -> list[dict[str, Any]]:
     }
     found: list[dict[str, Any]] = []
     for weight in WEIGHTS:
-        one = {"storage": storage, "parameters": {"weight": weight}, "load_before": 0.12, "revision": "abc"}
+        one = {
+            "storage": storage,
+            "parameters": {"weight": weight, "bursts": 20},
+            "load_before": 0.12,
+            "revision": "abc",
+        }
         found += [
             one
             | {
@@ -194,8 +199,8 @@ def test_the_table_has_a_row_for_each_weight_and_storage() -> None:
 def test_figures_say_where_they_come_from() -> None:
     told = [one | {"machine": {"cores": 2}} for one in (*lines(), *lines("redis"))]
     assert origin(told) == (
-        "Redis: 2 cores, load 0.1 before, medians of 1, revision abc;"
-        " SQLite: 2 cores, load 0.1 before, medians of 1, revision abc."
+        "Redis: 2 cores, load 0.1 before, medians of 1 with 20 bursts, revision abc;"
+        " SQLite: 2 cores, load 0.1 before, medians of 1 with 20 bursts, revision abc."
     )
 
 
