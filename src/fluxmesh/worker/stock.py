@@ -168,6 +168,11 @@ class Stock:
                 picked.append(job)
         return picked
 
+    @property
+    def is_beginning(self) -> bool:
+        """Something is on its way to its start."""
+        return bool(self._beginning)
+
     def must_not_run(self, job: ClaimedJob) -> bool:
         """Its begin may have been won, but by now it is another's, or was cancelled."""
         return (job.id, job.token) in self._gone
@@ -271,15 +276,16 @@ class Stock:
         """Count which of these belong to this worker."""
         if self.neighbours is None:
             return
+        owns = self.neighbours.owns
         for job in jobs:
-            own = self.neighbours.owns(job.queue, job.task, job.slot)
+            own = owns(job.queue, job.task, job.slot)
             if own is not None:
                 self.counts["affinity_hits" if own else "affinity_misses"] += 1
 
     # -- for others ----------------------------------------------------------------------------------
     def stealable(self) -> tuple[int, int]:
         """How many jobs others may have, and the best tier of them."""
-        if not self.rules.steal:
+        if not self.rules.steal or not self._jobs:
             return 0, 3
         return self._buffer.stealable(own_too=self.rules.weight < 1)
 
