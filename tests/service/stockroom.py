@@ -197,9 +197,8 @@ class Bench:
     def far(self, trip_s: float) -> None:
         """Its exchanges take so long, and are known to."""
         self.storage.on_answer = lambda: self.clock.advance(trip_s)
-        assert self.fetcher._holding is not None
         for _ in range(9):
-            self.fetcher._holding._trips.note(trip_s)
+            self.stock.trips.note(trip_s)
 
     def end(self, job_id: str) -> None:
         """The body of this job returns."""

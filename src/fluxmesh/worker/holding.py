@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fluxmesh.clock import Clock
 from fluxmesh.errors import FluxMeshError
-from fluxmesh.mesh.buffer import RunTimes, pays
 from fluxmesh.obs.log import Logger
 from fluxmesh.storage.base import Storage
 from fluxmesh.storage.values import Begun, ClaimedJob, ExchangeAnswer, Owned, Standing, WorkerRef
@@ -85,7 +84,6 @@ class Holding:
         self.full = False  # or all of it
         self.fills = False  # and more was wanted still
         self._takes: set[asyncio.Task[None]] = set()
-        self._trips = RunTimes(0.0)  # how long an exchange takes
         self._stirred_at = 0.0  # by the loop's clock: since then nothing has ended or was started
         self._quiet_timer: asyncio.TimerHandle | None = None
 
@@ -114,11 +112,11 @@ class Holding:
     def _pays(self) -> bool:
         """As `buffer.pays` has it; if it is only not quiet yet, there is a look again when it may be."""
         loop = asyncio.get_running_loop()
-        trip_s, quiet_s = self._trips.run_s, loop.time() - self._stirred_at
-        if pays(self._stock.times.run_s, trip_s, quiet_s):
+        quiet_s = loop.time() - self._stirred_at
+        if self._stock.pays(quiet_s):
             return True
         if self._quiet_timer is None:
-            rest_s = max(trip_s - quiet_s, _SHORTEST_REST_S)
+            rest_s = max(self._stock.trips.run_s - quiet_s, _SHORTEST_REST_S)
             self._quiet_timer = loop.call_later(rest_s, self._look_again)
         return False
 
@@ -134,7 +132,7 @@ class Holding:
 
     def answered(self, flight: Flight) -> None:
         """A flight is back, and what it was for may start."""
-        self._trips.note(self._clock.mono_s() - flight.sent_s)
+        self._stock.trips.note(self._clock.mono_s() - flight.sent_s)
         if flight.asked:
             self._stirred_at = asyncio.get_running_loop().time()
 

@@ -18,7 +18,7 @@ import xxhash
 from msgspec import Struct
 
 from fluxmesh.clock import Clock
-from fluxmesh.mesh.buffer import Buffer, Held, RunTimes, extra_of_claim, offered, wanted, worth_asking
+from fluxmesh.mesh.buffer import Buffer, Held, RunTimes, extra_of_claim, offered, pays, wanted, worth_asking
 from fluxmesh.mesh.messages import Offer, Offered
 from fluxmesh.storage.values import ClaimedJob, Owned
 
@@ -63,6 +63,7 @@ class Stock:
         self.rules: Final = rules
         self.neighbours: Neighbours | None = None
         self.times: Final = RunTimes()
+        self.trips: Final = RunTimes(0.0)  # the same of exchanges
         self.on_taken: Callable[[], None] = lambda: None
         self.want = 0  # jobs that others were last asked for
         self._clock = clock
@@ -119,6 +120,10 @@ class Stock:
         if not lacks or not (fills or worth_asking(lacks, self._mark())):
             return 0
         return min(lacks, self._claim_most())
+
+    def pays(self, quiet_s: float) -> bool:
+        """As `buffer.pays` has it."""
+        return pays(self.times.run_s, self.trips.run_s, quiet_s)
 
     def give_up(self) -> None:
         """There is no mesh after all: hold nothing more."""
