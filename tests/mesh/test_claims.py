@@ -67,6 +67,10 @@ def test_a_forged_claim_of_its_id_ends_no_worker_and_it_is_a_member_again_after_
     with hosts(peer), tapped() as tap:
         worker = joined(queue, peer.seed)
         eventually(lambda: peer.standing_of("w1") is Standing.ALIVE)
+        eventually(lambda: node_of(worker)._core is not None)
+        core = node_of(worker)._core
+        assert core is not None
+        core.voice.counts["jobs_stolen_in"] = 3
         first, port, epoch = node_of(worker), node_of(worker).address.port, worker_epoch(queue)
         if way == "sender":
             forge(port, NodeRef("w1", ANY_EPOCH))
@@ -84,6 +88,7 @@ def test_a_forged_claim_of_its_id_ends_no_worker_and_it_is_a_member_again_after_
         assert (node_of(worker).me, node_of(worker).address) == (first.me, first.address)
         eventually(lambda: peer.standing_of("w1") is Standing.ALIVE and "peer" in seen_by(worker))
         assert not tap.found("worker fenced")
+        assert node_of(worker).metrics()["jobs_stolen_in"] == 3, "one worker, whatever became of its node"
         worker.stop()
         assert worker.wait(10) is WorkerEnd.STOPPED
         assert peer.standing_of("w1") is Standing.LEFT

@@ -78,6 +78,7 @@ class Tapped:
         self.requests: list[ExchangeRequest] = []
         self.takes: list[int] = []
         self.standing: Standing | None = None  # what storage is made to say of the worker
+        self.on_answer: Callable[[], object] = lambda: None
         self.exchanges = Held()
         self.transfers = Held()
 
@@ -89,6 +90,7 @@ class Tapped:
             return ExchangeAnswer(self.standing, settled, lost)
         answer = await self._storage.exchange(request)
         await self.exchanges.gate()
+        self.on_answer()
         return answer
 
     async def transfer(self, thief: WorkerRef, jobs: Sequence[Owned]) -> list[ClaimedJob]:
@@ -191,6 +193,12 @@ class Bench:
         """Its jobs are known to be short."""
         for _ in range(30):
             self.stock.times.note(run_s)
+
+    def far(self, trip_s: float) -> None:
+        """Its exchanges take so long, and are known to."""
+        self.storage.on_answer = lambda: self.clock.advance(trip_s)
+        for _ in range(9):
+            self.stock.trips.note(trip_s)
 
     def end(self, job_id: str) -> None:
         """The body of this job returns."""

@@ -27,6 +27,35 @@ async def test_an_idle_worker_whose_jobs_are_short_fills_its_buffer(room: Stockr
 
 
 @stockroom
+async def test_jobs_that_are_shorter_than_an_exchange_are_claimed_to_run_and_not_to_be_held(
+    room: Stockroom,
+) -> None:
+    await room.put(60)
+    one = await room.worker(concurrency=4)
+    one.far(0.9 * BEAT_S)
+    await one.fetcher.start()
+    for number in range(60):
+        await until(lambda number=number: len(one.started) > number)
+        one.end(one.started[number])
+    await one.rests()
+    assert await room.by_status() == {Status.COMPLETED: 60}
+    assert [request.extra for request in one.storage.requests if request.extra] == []
+    assert one.stock.counts["prefetch_jobs"] == 0
+
+
+@stockroom
+async def test_when_they_turn_out_to_be_longer_the_buffer_is_filled(room: Stockroom) -> None:
+    await room.put(64)
+    one = await room.worker()
+    one.far(0.02)
+    await one.fetcher.start()
+    await until(lambda: len(one.stock) == 63)
+    first, *more = one.storage.requests
+    assert (first.slots, first.extra) == (1, 0)
+    assert [(request.slots, request.extra) for request in more[:3]] == [(0, 16)] * 3
+
+
+@stockroom
 async def test_one_whose_slots_are_full_asks_for_no_more_before_something_ends(room: Stockroom) -> None:
     await room.put(3)
     one = await room.worker(concurrency=2)

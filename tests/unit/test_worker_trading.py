@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from fluxmesh.clock import ManualClock
 from fluxmesh.mesh.messages import Flag, NodeRef, Offered
 from fluxmesh.mesh.node import MeshNode
 from fluxmesh.mesh.roster import Part, Share
-from fluxmesh.storage.values import Affinity, AffinityPart, ClaimedJob, Standing
+from fluxmesh.storage.values import Affinity, AffinityPart, BeatAnswer, ClaimedJob, Standing
 from fluxmesh.worker.sharing import AGAIN_S, NUDGE_GAP_S, Sharing
 from fluxmesh.worker.slots import Slots
 from fluxmesh.worker.stock import Rules, Stock
@@ -30,6 +32,10 @@ class Node:
         self.answers: list[tuple[object, ...]] = []
         self.running = True
         self.share = Share(0.7)
+        self.news = False
+
+    def has_news(self, now_s: float) -> bool:
+        return self.news
 
     def publish(self, **load: Any) -> None:
         self.loads.append(load)
@@ -186,6 +192,7 @@ class Beats:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.nudged = 0
+        self.known: tuple[AffinityPart, ...] = ()  # to storage
         self.told = threading.Event()
         self.node = Node()
         self.sharing = Sharing(self.clock, self.nudge)
@@ -198,7 +205,8 @@ class Beats:
 
     def beat(self, standing: Standing = Standing.GOOD) -> Affinity | None:
         affinity = self.sharing.to_tell()
-        self.sharing.told(affinity, standing)
+        self.known = affinity.parts if affinity is not None else self.known
+        self.sharing.told(affinity, BeatAnswer(standing, has_affinity=bool(self.known)))
         return affinity
 
 
@@ -222,6 +230,52 @@ def test_a_share_is_told_anew_to_a_storage_that_did_not_know_the_worker() -> Non
     assert beats.beat() == TOLD
     assert beats.beat(Standing.UNKNOWN) is None
     assert beats.beat() == TOLD
+
+
+def test_a_storage_that_has_lost_it_is_told_again_by_a_beat_at_once() -> None:
+    beats = Beats()
+    beats.node.share = MINE
+    beats.beat()
+    beats.beat()
+    assert beats.nudged == 0
+    beats.known = ()
+    assert beats.beat() is None, "nobody knows yet that it was lost"
+    assert beats.nudged == 1
+    assert beats.beat() == TOLD
+    assert beats.beat() is None
+    assert beats.nudged == 1
+
+
+def test_one_that_never_keeps_it_is_told_with_each_beat_and_none_is_out_of_turn_for_that() -> None:
+    beats = Beats()
+    beats.node.share = MINE
+    for _ in range(3):
+        affinity = beats.sharing.to_tell()
+        assert affinity == TOLD
+        beats.sharing.told(affinity, BeatAnswer(Standing.GOOD))
+    assert beats.nudged == 0
+
+
+def test_counters_that_changed_are_told_out_of_turn_but_seldom() -> None:
+    beats = Beats()
+    beats.sharing.look()
+    assert beats.nudged == 0, "there is no news"
+    beats.node.news = True
+    beats.sharing.look()
+    assert beats.nudged == 1
+    for _ in range(59):  # twice a second, while no beat is answered
+        beats.clock.advance(0.5)
+        beats.sharing.look()
+    assert beats.nudged == 10
+    beats.node.news = False
+    beats.clock.advance(60)
+    beats.sharing.look()
+    assert beats.nudged == 10
+
+
+def test_without_a_node_there_are_no_news() -> None:
+    sharing = Sharing(ManualClock(), lambda: pytest.fail("a beat for nothing"))
+    sharing.look()
 
 
 def test_one_that_drains_or_has_lost_its_node_has_no_share() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -24,7 +25,8 @@ HOPS_MAX: Final = 2  # what has changed hands so often stays where it is, as sto
 COVERS_S: Final = 0.1  # a full buffer keeps all slots busy for so long
 GUESSED_RUN_S: Final = 1.0  # until enough runs are known
 RUNS_KNOWN: Final = 5
-_REMEMBERED: Final = 10  # runs; the share of the newest is the inverse
+_REMEMBERED: Final = 9
+_STEP_S: Final = 0.001  # the clock of an event loop may count in milliseconds
 _SHORTEST_RUN_S: Final = 1e-6
 
 
@@ -162,26 +164,46 @@ def offered(
 
 # -- how much to hold ------------------------------------------------------------------------------------
 class RunTimes:
-    """How long a job runs here: a mean in which the newest counts most."""
+    """How long one takes here: the middle one of the last nine, `guessed_s` until RUNS_KNOWN are known.
 
-    def __init__(self) -> None:
-        self._known = 0
-        self._mean_s = 0.0
+    A median, because a machine that has much else to do makes single runs many times as long as the rest: up
+    to four of nine do not count at all. A true change counts from the fifth run on, and wholly (Tukey 1977,
+    running medians)."""
+
+    def __init__(self, guessed_s: float = GUESSED_RUN_S) -> None:
+        self._last: deque[float] = deque(maxlen=_REMEMBERED)
+        self._noted = 0
+        self._found = (0, guessed_s)  # after how many were noted
 
     def note(self, run_s: float) -> None:
-        self._known = min(self._known + 1, _REMEMBERED)
-        self._mean_s += (max(run_s, 0.0) - self._mean_s) / self._known
+        self._last.append(run_s)
+        self._noted += 1
 
     @property
     def run_s(self) -> float:
-        """A guess until RUNS_KNOWN runs are known."""
-        return self._mean_s if self._known >= RUNS_KNOWN else GUESSED_RUN_S
+        """Any thread: at worst it is that of a moment ago."""
+        noted, (when, found_s) = self._noted, self._found
+        if noted == when or noted < RUNS_KNOWN:
+            return found_s
+        last = sorted(self._last)
+        found_s = last[len(last) // 2]
+        self._found = (noted, found_s)
+        return found_s
 
 
 def wanted(concurrency: int, run_s: float | None, local_buffer: int) -> int:
     """How many jobs to hold: what keeps all slots busy for COVERS_S. `run_s` None: not known yet."""
     each = math.ceil(COVERS_S / max(GUESSED_RUN_S if run_s is None else run_s, _SHORTEST_RUN_S))
     return min(local_buffer, concurrency * each)
+
+
+def pays(run_s: float, trip_s: float, quiet_s: float) -> bool:
+    """Whether it pays to hold jobs. Holding one costs storage two changes, by its claim and by its begin; to
+    claim it and run it costs one. What ends sooner than an exchange is back (`trip_s`) is followed by the
+    next claim anyway, and that brings as many as have ended: none would begin sooner for being held.
+    `quiet_s`: for so long nothing has ended or was started here. If that is longer than an exchange, then
+    what runs now is not as short as what ran before."""
+    return max(run_s, quiet_s) - _STEP_S >= trip_s
 
 
 def worth_asking(lacks: int, mark: int) -> bool:

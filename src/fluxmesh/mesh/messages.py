@@ -112,7 +112,7 @@ class Load(Struct, frozen=True, array_like=True, gc=False):
     capacity: Slots = 0
     stealable: Amount = 0
     best_tier: Tier = 3
-    run_ms: Amount = 1_000  # EWMA of run times
+    run_ms: Amount = 1_000  # of the last runs, the middle one
     flags: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     age_ms: Amount = 0
 

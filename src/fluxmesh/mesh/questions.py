@@ -10,6 +10,7 @@ from fluxmesh.affinity import slot_of
 from fluxmesh.mesh.effects import MemberView
 from fluxmesh.mesh.inbox import Inbox
 from fluxmesh.mesh.messages import Address, Meta, NodeRef
+from fluxmesh.mesh.reports import told_counters
 from fluxmesh.mesh.ring import Ring
 from fluxmesh.mesh.roster import Share, Snapshot
 
@@ -55,6 +56,12 @@ class Questions:
         self._counted = counted
         self._figures = figures
         self._snapshot = NOTHING
+        self._before: dict[str, int] = {}
+
+    def go_on_from(self, former: Questions) -> None:
+        """This node takes the place of another of the same worker, which is over: what that one has counted
+        of stealing counts on. Before anything is asked."""
+        self._before = told_counters(former._counted_in_all())
 
     @property
     def me(self) -> NodeRef:
@@ -137,7 +144,11 @@ class Questions:
         return {
             **_ZEROS,
             "receive_buffer_bytes": self._receive_buffer_bytes,
-            **self._counted(),
+            **self._counted_in_all(),
             "ring_recalculations": self._snapshot.ring_recalculations,
             **{name: count for name, count in figures.items() if name not in STANDS},
         }
+
+    def _counted_in_all(self) -> dict[str, int]:
+        counted = self._counted()
+        return counted | {name: counted.get(name, 0) + count for name, count in self._before.items()}

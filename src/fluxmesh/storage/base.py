@@ -171,7 +171,7 @@ class Storage(Protocol):
         two lists running is released. `owned` None (a supervisor's beat) only renews. A `view.mesh` that
         is not None replaces what this epoch told of the mesh; beyond MESH_VIEW_BYTES it is not kept. So
         does a `view.affinity`, within the bounds of affinities.kept; it is gone with the row, and has to be
-        told again after a standing of UNKNOWN."""
+        told again when the answer's `has_affinity` says so."""
         ...
 
     async def declare_dead(self, worker: WorkerRef, how: str) -> bool:

@@ -230,13 +230,15 @@ class WorkerView(Struct, frozen=True):
 
 class BeatAnswer(Struct, frozen=True):
     """`lost`: presented as owned, but owned no longer. `cancelled`: their cancel flag stands.
-    `command`: None, "quiet" or "stop". `now_us`: the storage's time."""
+    `command`: None, "quiet" or "stop". `now_us`: the storage's time. `has_affinity`: after this beat, storage
+    knows of something that belongs to the worker; never to a supervisor."""
 
     standing: Standing
     lost: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     command: str | None = None
     now_us: int = 0
+    has_affinity: bool = False
 
 
 class Ground(StrEnum):

@@ -69,7 +69,7 @@ class Beater:
         open_storage: Callable[[bool], Awaitable[Storage]],
         worker: WorkerRef,
         view: Callable[[], WorkerView],
-        on_told: Callable[[WorkerView, Standing], None],
+        on_told: Callable[[WorkerView, BeatAnswer], None],
         table: RunTable,
         lease: Lease,
         clock: Clock,
@@ -238,7 +238,7 @@ class Beater:
         if self._failures:
             _log.warning("storage answers again", verb="beat", failures=self._failures)
             self._failures = 0
-        self._on_told(view, answer.standing)
+        self._on_told(view, answer)
         self._skew.look(sent_at_us, self._clock.wall_us(), answer.now_us)
         report = _reported(answer, owned)
         # First: the lease that is renewed is no longer theirs, and the loop may enter a body before it hears

@@ -135,8 +135,8 @@ class Fetcher(Service):
     def deliver(self, run: Run, settle: Settle) -> None:
         """Take the end of a run; it is kept until storage has confirmed it."""
         self._outbox.append((run, settle))
-        if self._stock is not None and run.began:
-            self._stock.times.note(run.took_s or asyncio.get_running_loop().time() - run.began)
+        if self._holding is not None:
+            self._holding.ended(run)
         if not self._woken:
             self.wake()
         if len(self._outbox) == self._half:
@@ -260,17 +260,11 @@ class Fetcher(Service):
         return self._holding.fills and self._to_hold(asked, asked) > 0 and self._holding.may_fill(asked)
 
     def _to_hold(self, asked: int, slots: int) -> int:
-        """How many jobs to claim beyond `asked` free slots, of which `slots` are for what is claimed. While
-        there is room here, others may have room as well: what would wait here could start there. So some are
-        held if the last claim found all it asked for, or with a claim for no slot at all; and on and on while
-        claims find all that they ask for."""
-        stock, holding = self._stock, self._holding
-        if stock is None or holding is None or not self._may_claim():
-            return 0
-        if not (holding.fills or (asked and (holding.full or slots <= 0))):
+        """How many jobs to claim beyond `asked` free slots, of which `slots` are for what is claimed."""
+        if self._holding is None:
             return 0
         coming = sum([flight.extra for flight in self._flights])
-        return max(0, min(stock.extra(coming, fills=holding.fills), min(self._batch, BATCH_MAX) - asked))
+        return self._holding.extra(asked, slots, coming, min(self._batch, BATCH_MAX) - asked)
 
     def _begin_exchange(self, ends: list[tuple[Run, Settle]], asked: int) -> None:
         self._request_id += 1
@@ -322,6 +316,8 @@ class Fetcher(Service):
         if answer is None:
             self._gave_up = self._gave_up or bool(flight.ends)
             return
+        if self._holding is not None:
+            self._holding.answered(flight)
         self._confirm(flight.ends, answer)
         slots = flight.slots_claimed(answer)
         self._take(flight, answer, slots)
@@ -424,7 +420,7 @@ class Fetcher(Service):
                 if run is not None:
                     self._table.forget(run)
                 self._decline(job, "could not be started", now)
-        if stock is not None:
+        if stock is not None and stock.is_beginning:
             for job in running:
                 self._table.landed(job, stock)
         if self._holding is not None:
@@ -432,8 +428,11 @@ class Fetcher(Service):
         else:
             self._release(held, "not asked for")
 
-    def _from_stock(self, stock: Stock, running: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+    def _from_stock(self, stock: Stock, running: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
         """Those of these jobs that may be started here."""
+        if not len(stock) and not stock.is_beginning:
+            stock.note_starts(running)
+            return running
         may: list[ClaimedJob] = []
         for job in running:
             stock.forget(job)

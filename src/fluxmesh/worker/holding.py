@@ -3,6 +3,9 @@
 Hunger is a standing wish. It begins when a claim came back short while no more than `steal_threshold` jobs
 are held, and ends when there is enough, or when this worker may claim no more. The number that is told is
 capped by the most that one steal can bring, so it changes when it matters and not with every job.
+
+Where jobs are shorter than an exchange nothing is held: the next claim brings as much (`buffer.pays`). When
+they turn out to be longer, nothing ends for as long as an exchange takes, and then the buffer is filled.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from fluxmesh.worker.slots import Slots
 if TYPE_CHECKING:
     from fluxmesh.mesh.messages import NodeRef, Offered
     from fluxmesh.worker.flights import Flight
+    from fluxmesh.worker.runs import Run
     from fluxmesh.worker.stock import Stock
 
 FILL_REST_S: Final = 0.002
+_SHORTEST_REST_S: Final = 0.002  # between two looks whether it is quiet here
 
 
 class Trade(Protocol):
@@ -79,8 +84,10 @@ class Holding:
         self._short = False  # the last claim found less than it asked for
         self.full = False  # or all of it
         self._fill_at = 0.0
-        self._takes: set[asyncio.Task[None]] = set()
         self.fills = False  # and more was wanted still
+        self._takes: set[asyncio.Task[None]] = set()
+        self._stirred_at = 0.0  # by the loop's clock: since then nothing has ended or was started
+        self._quiet_timer: asyncio.TimerHandle | None = None
 
     def __bool__(self) -> bool:
         """A take is under way."""
@@ -89,6 +96,47 @@ class Holding:
     def cancel(self) -> None:
         for task in list(self._takes):
             task.cancel()
+        if self._quiet_timer is not None:
+            self._quiet_timer.cancel()
+
+    # -- how much --------------------------------------------------------------------------------------
+    def extra(self, asked: int, slots: int, coming: int, most: int) -> int:
+        """How many jobs, at most `most`, to claim beyond `asked` free slots, of which `slots` are for what is
+        claimed; `coming` are asked for already. While there is room here, others may have room as well: what
+        would wait here could start there. So some are held if the last claim found all it asked for, or with
+        a claim for no slot at all; and on and on while claims find all that they ask for."""
+        if not (self.fills or (asked and (self.full or slots <= 0))):
+            return 0
+        if not self._pays() or not self._may_hold():
+            return 0
+        return max(0, min(self._stock.extra(coming, fills=self.fills), most))
+
+    def _pays(self) -> bool:
+        """As `buffer.pays` has it; if it is only not quiet yet, there is a look again when it may be."""
+        loop = asyncio.get_running_loop()
+        quiet_s = loop.time() - self._stirred_at
+        if self._stock.pays(quiet_s):
+            return True
+        if self._quiet_timer is None:
+            rest_s = max(self._stock.trips.run_s - quiet_s, _SHORTEST_REST_S)
+            self._quiet_timer = loop.call_later(rest_s, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        self._quiet_timer = None
+        self._wake()
+
+    def ended(self, run: Run) -> None:
+        """A run is over."""
+        now = self._stirred_at = asyncio.get_running_loop().time()
+        if run.began:
+            self._stock.times.note(run.took_s or now - run.began)
+
+    def answered(self, flight: Flight) -> None:
+        """A flight is back, and what it was for may start."""
+        self._stock.trips.note(self._clock.mono_s() - flight.sent_s)
+        if flight.asked:
+            self._stirred_at = asyncio.get_running_loop().time()
 
     # -- an answer -------------------------------------------------------------------------------------
     def begun(self, flight: Flight, answer: ExchangeAnswer) -> list[ClaimedJob]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from fluxmesh.config import Settings
 from fluxmesh.errors import FluxMeshError, InvalidOption, shown
 from fluxmesh.obs.log import get_logger
-from fluxmesh.storage.values import Registration, Standing, WorkerView
+from fluxmesh.storage.values import BeatAnswer, Registration, Standing, WorkerView
 
 if TYPE_CHECKING:
     from fluxmesh.clock import Clock
@@ -235,6 +235,7 @@ class Meshing:
         assert self._trading is not None
         assert self._sharing is not None
         weather = os.environ.get(WEATHER_ENV)
+        former = self._node
         node = self._node = MeshNode(
             options,
             ports=ports,
@@ -252,6 +253,8 @@ class Meshing:
             on_share=self._share_changed,
             weather=None if weather is None else parse_weather(weather),
         )
+        if former is not None:
+            node.go_on_from(former)
         self._joined_s = self._clock.mono_s()
         await asyncio.to_thread(node.start)
         self._sharing.join(node)
@@ -330,6 +333,8 @@ class Meshing:
         self._blocked = blocked
         if self._trading is not None:
             self._trading.publish()
+        if self._sharing is not None:
+            self._sharing.look()
 
     def _flags(self) -> Flag:
         """Ready is who has been so for a second."""
@@ -361,15 +366,15 @@ class Meshing:
         affinity = self._sharing.to_tell() if self._sharing is not None else None
         return WorkerView(self._registration, status, self._table.slots.occupied, report, affinity)
 
-    def told(self, view: WorkerView, standing: Standing) -> None:
-        """A beat has told it, and this is what storage thinks of the worker. One that is fenced hears so from
+    def told(self, view: WorkerView, answer: BeatAnswer) -> None:
+        """A beat has told it, and this is what storage says of the worker. One that is fenced hears so from
         the beat itself; of one that storage does not know yet the next beat knows more."""
         if self._node is not None and view.mesh is not None:
             self._node.reported(view.mesh, self._clock.mono_s())
         if self._sharing is not None:
-            self._sharing.told(view.affinity, standing)
+            self._sharing.told(view.affinity, answer)
         claim = self._claim_asked
-        if claim is not None and standing is Standing.GOOD and self._loop is not None:
+        if claim is not None and answer.standing is Standing.GOOD and self._loop is not None:
             self._claim = self._claim_asked = None
             try:
                 self._loop.call_soon_threadsafe(self._disowned, claim)

@@ -18,7 +18,7 @@ import xxhash
 from msgspec import Struct
 
 from fluxmesh.clock import Clock
-from fluxmesh.mesh.buffer import Buffer, Held, RunTimes, extra_of_claim, offered, wanted, worth_asking
+from fluxmesh.mesh.buffer import Buffer, Held, RunTimes, extra_of_claim, offered, pays, wanted, worth_asking
 from fluxmesh.mesh.messages import Offer, Offered
 from fluxmesh.storage.values import ClaimedJob, Owned
 
@@ -63,6 +63,7 @@ class Stock:
         self.rules: Final = rules
         self.neighbours: Neighbours | None = None
         self.times: Final = RunTimes()
+        self.trips: Final = RunTimes(0.0)  # the same of exchanges
         self.on_taken: Callable[[], None] = lambda: None
         self.want = 0  # jobs that others were last asked for
         self._clock = clock
@@ -120,6 +121,10 @@ class Stock:
             return 0
         return min(lacks, self._claim_most())
 
+    def pays(self, quiet_s: float) -> bool:
+        """As `buffer.pays` has it."""
+        return pays(self.times.run_s, self.trips.run_s, quiet_s)
+
     def give_up(self) -> None:
         """There is no mesh after all: hold nothing more."""
         self._given_up = True
@@ -167,6 +172,11 @@ class Stock:
                 self._drop(held.id, held.token)
                 picked.append(job)
         return picked
+
+    @property
+    def is_beginning(self) -> bool:
+        """Something is on its way to its start."""
+        return bool(self._beginning)
 
     def must_not_run(self, job: ClaimedJob) -> bool:
         """Its begin may have been won, but by now it is another's, or was cancelled."""
@@ -271,15 +281,16 @@ class Stock:
         """Count which of these belong to this worker."""
         if self.neighbours is None:
             return
+        owns = self.neighbours.owns
         for job in jobs:
-            own = self.neighbours.owns(job.queue, job.task, job.slot)
+            own = owns(job.queue, job.task, job.slot)
             if own is not None:
                 self.counts["affinity_hits" if own else "affinity_misses"] += 1
 
     # -- for others ----------------------------------------------------------------------------------
     def stealable(self) -> tuple[int, int]:
         """How many jobs others may have, and the best tier of them."""
-        if not self.rules.steal:
+        if not self.rules.steal or not self._jobs:
             return 0, 3
         return self._buffer.stealable(own_too=self.rules.weight < 1)
 

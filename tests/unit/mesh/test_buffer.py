@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from fluxmesh.mesh.buffer import (
     RunTimes,
     extra_of_claim,
     offered,
+    pays,
     poll_jitter_s,
     wanted,
     worth_asking,
@@ -237,12 +240,50 @@ def test_a_run_counts_as_a_second_until_five_are_known() -> None:
     assert times.run_s == pytest.approx(0.010)
 
 
-def test_the_newest_run_counts_a_tenth() -> None:
+def noted(*runs_s: float) -> RunTimes:
     times = RunTimes()
-    for _ in range(100):
+    for run_s in runs_s:
+        times.note(run_s)
+    return times
+
+
+@pytest.mark.parametrize("slow", list(itertools.combinations(range(9), 4)))
+def test_four_slow_runs_of_nine_do_not_spoil_a_full_buffer(slow: tuple[int, ...]) -> None:
+    times = noted(*[1.0 if number in slow else 0.0015 for number in range(9)])
+    assert wanted(1, times.run_s, 64) == 64
+
+
+def test_a_true_change_counts_wholly_from_the_fifth_run_on() -> None:
+    times = noted(*[0.001] * 50)
+    seen = []
+    for _ in range(6):
+        times.note(0.250)
+        seen.append(times.run_s)
+    assert seen == [0.001] * 4 + [0.250] * 2
+    for _ in range(5):
         times.note(0.001)
-    times.note(0.251)
-    assert times.run_s == pytest.approx(0.026)
+    assert times.run_s == 0.001
+
+
+@pytest.mark.parametrize(
+    ("run_s", "trip_s", "quiet_s", "does"),
+    [
+        (0.020, 0.005, 0.0, True),
+        (0.004, 0.005, 0.0, False),
+        (0.004, 0.005, 0.0055, False),
+        (0.004, 0.005, 0.0065, True),
+        (0.001, 0.0003, 0.0, False),
+        (0.003, 0.0003, 0.0, True),
+        (1.0, 0.0, 0.0, True),
+    ],
+)
+def test_it_pays_to_hold_what_lasts_longer_than_an_exchange(
+    run_s: float,
+    trip_s: float,
+    quiet_s: float,
+    does: bool,
+) -> None:
+    assert pays(run_s, trip_s, quiet_s) is does
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,23 @@ def test_how_much_is_held() -> None:
     assert times.run_s == pytest.approx(0.001)
     assert buffer.wanted(8, 1.0, LOCAL_BUFFER) == 8
     assert "no more than `concurrency`" in BUFFER
+    assert "the middle one of the last nine: four slow ones among them change nothing" in BUFFER
+    for run_s in [0.001] * 8 + [1.0] * 4:
+        times.note(run_s)
+    assert times.run_s == 0.001
+    assert "from the fifth run on" in BUFFER
+    times.note(1.0)
+    assert times.run_s == 1.0
+
+
+def test_when_it_pays_to_hold() -> None:
+    assert (
+        "shorter than an exchange with the storage (the middle one of the last nine exchanges, and 1 ms)"
+        in BUFFER
+    )
+    assert [buffer.pays(run_s, 0.005, 0.0) for run_s in (0.0059, 0.0061)] == [False, True]
+    assert "nothing has ended or was started here for the time of an exchange" in BUFFER
+    assert [buffer.pays(0.0, 0.005, quiet_s) for quiet_s in (0.0059, 0.0061)] == [False, True]
 
 
 def test_how_much_one_claim_holds() -> None:

@@ -269,7 +269,7 @@ async def register(scripts: Scripts, lease_us: int, registration: Registration) 
 async def beat(
     scripts: Scripts, lease_us: int, worker: WorkerRef, owned: Sequence[Owned] | None, view: WorkerView
 ) -> BeatAnswer:
-    standing, lost, cancelled, command, now_us = await scripts.run(
+    standing, lost, cancelled, command, now_us, has_affinity = await scripts.run(
         "beat",
         lease_us,
         worker.epoch,
@@ -285,6 +285,7 @@ async def beat(
         tuple(job_id.decode() for job_id in cancelled),
         None if command is None else command.decode(),
         now_us,
+        bool(has_affinity),
     )
 
 

@@ -132,10 +132,12 @@ def beat(
     lost, cancelled = _compare(step, worker, owned, beat_us=0 if me is None else me.beat_us)
     if view.mesh is not None:
         _tell_mesh(step, worker.epoch, view.mesh, standing)
+    has_affinity = me is not None and me.own is not None
     if view.affinity is not None:
-        _tell_affinity(step, worker.epoch, view.affinity, standing)
-    command = step.one("liveness.command_of", worker.epoch)
-    return BeatAnswer(standing, lost, cancelled, None if command is None else command[0], step.now_us)
+        has_affinity = _tell_affinity(step, worker.epoch, view.affinity, standing)
+    found = step.one("liveness.command_of", worker.epoch)
+    command = None if found is None else found[0]
+    return BeatAnswer(standing, lost, cancelled, command, step.now_us, has_affinity)
 
 
 def _tell_mesh(step: Step, epoch: int, view: bytes, standing: Standing) -> None:
@@ -146,12 +148,14 @@ def _tell_mesh(step: Step, epoch: int, view: bytes, standing: Standing) -> None:
         step.run("liveness.forget_mesh", epoch)
 
 
-def _tell_affinity(step: Step, epoch: int, told: Affinity, standing: Standing) -> None:
+def _tell_affinity(step: Step, epoch: int, told: Affinity, standing: Standing) -> bool:
+    """Whether something of it is kept."""
     affinity = kept(told) if standing is Standing.GOOD else None
     if affinity is None:
         step.run("liveness.forget_affinity", epoch)
     else:
         step.run("liveness.tell_affinity", epoch, affinity.weight, encode_struct(affinity.parts))
+    return affinity is not None
 
 
 def _forget_told(step: Step, epoch: int) -> None:

@@ -27,6 +27,7 @@ from fluxmesh.testing.contract.lab import (
     WAIT_S,
     Lab,
     Puppet,
+    affinity_of,
     dead,
     ids,
     new_job,
@@ -272,6 +273,21 @@ class TestTellingOfAffinity:
         assert (before["worker"], rows.get("worker", 0), rows.get("affinity", 0)) == (1, 0, 0)
         await worker.beat()
         assert not await self.owns(lab, worker)
+
+    @scenario
+    async def test_each_beat_of_the_worker_is_answered_by_whether_it_is_known(self, lab: Lab) -> None:
+        worker = await lab.worker()
+        assert not (await worker.beat()).has_affinity
+        mine, none = affinity_of(("mine",), weight=MOST), affinity_of(("mine",), weight=0.0)
+        assert (await worker.beat_listing([], affinity=mine)).has_affinity
+        assert (await worker.beat()).has_affinity
+        lab.backend.forget_worker(worker.ref)
+        await worker.beat_listing(None)  # a supervisor's, by which the row is there again
+        assert not (await worker.beat()).has_affinity
+        assert (await worker.beat_listing([], affinity=mine)).has_affinity
+        lab.backend.forget_worker(worker.ref)
+        assert (await worker.beat_listing([], affinity=mine)).has_affinity
+        assert not (await worker.beat_listing([], affinity=none)).has_affinity
 
     @scenario
     async def test_a_beat_of_a_supervisor_tells_nothing(self, lab: Lab) -> None:

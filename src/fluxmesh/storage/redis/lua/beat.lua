@@ -2,14 +2,14 @@
 -- Renew a lease. A[3] = epoch, A[4] = the worker as put_worker has it, A[5] = its tasks, A[6] = what it believes it
 -- owns, each {id, token}; nil: a supervisor's beat. A[7] = the mesh as it sees it, '' = none any more, nil = as before.
 -- A[8] = what belongs to it, {weight, parts}, '' = nothing any more, nil = as before. Answers {standing, lost, cancelled,
--- command, the time}.
+-- command, the time, whether something belongs to it then}.
 local LISTS_MISSED = 2
 local epoch, view, owned = int(A[3]), A[4], A[6]
 arm()
 local me = worker(epoch)
 -- A registration that was lost with a primary: its epoch was given anew, to another.
 if me and me.worker_id ~= view[1] then
-  return finish({'fenced', {}, {}, false, now})
+  return finish({'fenced', {}, {}, false, now, false})
 end
 if me then
   call('HSET', K.worker(epoch), 'beat_at_us', now)
@@ -29,7 +29,7 @@ end
 local stands
 stands, me = standing(epoch)
 if not owned then
-  return finish({stands, {}, {}, false, now})
+  return finish({stands, {}, {}, false, now, false})
 end
 if A[7] then
   if A[7] ~= '' and stands == 'good' then
@@ -38,8 +38,10 @@ if A[7] then
     call('HDEL', K.worker(epoch), 'mesh', 'mesh_us')
   end
 end
+local has_affinity = me.weight ~= nil
 if A[8] then
-  if A[8][1] ~= '' and stands == 'good' then
+  has_affinity = A[8][1] ~= '' and stands == 'good'
+  if has_affinity then
     call('HSET', K.worker(epoch), 'weight', A[8][1], 'parts', A[8][2])
   else
     call('HDEL', K.worker(epoch), 'weight', 'parts')
@@ -85,4 +87,4 @@ for _, job in ipairs(owned) do
     lost[#lost + 1] = job[1]
   end
 end
-return finish({stands, lost, cancelled, me.command or false, now})
+return finish({stands, lost, cancelled, me.command or false, now, has_affinity})
