@@ -487,6 +487,7 @@ class Fetcher(Service):
         if self._stock is not None:
             self._stock.counts["jobs_taken_held"] += len(jobs)
         self._admit(jobs, sent_s)
+        self._hungry = self._hungry or len(jobs) >= slots  # else what is free waits unheard
         await self._begin_bodies()
 
     # -- the end -----------------------------------------------------------------------------------------
