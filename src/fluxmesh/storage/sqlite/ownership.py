@@ -90,8 +90,7 @@ def take_held(step: Step, worker: WorkerRef, slots: int) -> TakeAnswer:
             continue
         if claim.outranks(found.tier):
             break
-        # A limit may have been registered since the job was held: such a job waits for its owner.
-        if claim.is_limited(found) or claim.is_paused(found.queue):
+        if claim.is_paused(found.queue):
             continue
         if found.expires_us is not None and found.expires_us <= step.now_us:
             continue

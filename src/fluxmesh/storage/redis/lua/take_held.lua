@@ -18,8 +18,7 @@ for _, job in ipairs(takeable(me)) do
       break
     end
     local r = row(job.id)
-    -- A limit may have been registered since the job was held: such a job waits for its owner.
-    if r and r.place == 3 and not r.unsound and not r.concurrency_key and not c.limits[r.task]
+    if r and r.place == 3 and not r.unsound and not r.concurrency_key
       and not c.paused[r.queue] and not (r.expires_us and r.expires_us <= now) then
       taken[#taken + 1] = hop(me, r, true)
     end
