@@ -503,6 +503,27 @@ async def test_jobs_of_a_worker_whose_loop_stands_still_are_taken_by_others(room
     assert {one.started[1], two.started[0]} == set(ids[1:])
 
 
+@stockroom
+async def test_a_free_slot_that_is_reserved_is_no_reason_to_ask_for_what_others_hold(room: Stockroom) -> None:
+    await room.put(1)
+    two = await room.worker("w2", concurrency=2, reserve={0: 1}, plain=True)
+    await two.fetcher.start()
+    await until(lambda: len(two.started) == 1)
+    await room.put(3)
+    one = await room.worker()
+    await one.fetcher.start()
+    await until(lambda: len(one.stock) == 2)
+    await asyncio.sleep(0.15)  # HELD_TAKEABLE_AFTER_S is over
+    two.fetcher.look()
+    await two.rests()
+    asked = len(two.storage.requests)
+    await asyncio.sleep(0.25)
+    assert len(two.storage.requests) == asked
+    two.end(two.started[0])
+    await until(lambda: len(two.started) == 2)
+    assert two.storage.takes
+
+
 @pytest.mark.parametrize("steal", [True, False])
 def test_take_held_is_for_those_who_steal(tmp_path: object, steal: bool) -> None:
     @stockroom

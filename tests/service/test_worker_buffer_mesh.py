@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from fluxmesh.submission import prepare
 from fluxmesh.worker.observe import JobStarted
 from fluxmesh.worker.worker import Worker
 from tests.mesh.sockets import free_port
+from tests.service.log_tap import tapped
 from tests.service.workshop import Witness, Workshop, workshop
 
 
@@ -141,6 +143,22 @@ async def test_one_that_does_not_steal_gives_nothing_and_takes_nothing(shop: Wor
     assert not fleet.witnesses["w2"].all(JobStarted)
     assert not node_of(two).should_steal()
     assert node_of(two).metrics()["steals_initiated"] == node_of(one).metrics()["jobs_stolen_out"] == 0
+
+
+@workshop()
+async def test_one_whose_loop_stands_still_holds_nothing_back(shop: Workshop) -> None:
+    """If it does not give, nobody may take it; and a loop may stand still for `stall_limit_s`."""
+    fleet = Fleet(shop)
+    with tapped() as tap:
+        one, ids = await fleet.holder(9, steal=False)
+        time.sleep(2.5)  # noqa: ASYNC251 - the fault at hand
+        assert len(stock_of(one)) == 0
+        (line,) = tap.found("jobs released", level="warning")
+        assert (line["count"], line["why"]) == (8, "loop blocked")
+    fleet.gate.set()
+    for job_id in ids:
+        assert (await shop.ended(job_id)).attempts == 1
+    assert sorted(number for _, number in fleet.ran) == list(range(9))
 
 
 @workshop()

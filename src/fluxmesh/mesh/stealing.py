@@ -65,6 +65,7 @@ class Peer:
     debit_until_ns: int = 0
     fruitless: int = 0  # requests in a row
     pause_until_ns: int = 0  # for that reason; its own fresh word ends it
+    heard_until_ns: int = 0  # but not before that: one that lies all the time would keep storage busy
     shut_until_ns: int = 0  # as it said itself
 
 
@@ -153,8 +154,9 @@ class Thief:
             del self._hints[next(iter(self._hints))]
         self._hints[member.number] = member
         peer = self._peers.get(member.ref) if is_own_word else None
-        if peer is not None:
+        if peer is not None and now >= peer.heard_until_ns:
             peer.fruitless = peer.pause_until_ns = 0
+            peer.heard_until_ns = now + PAUSE_FIRST_NS
         return True
 
     def forget(self, ref: NodeRef) -> None:

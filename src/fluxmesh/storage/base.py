@@ -157,7 +157,8 @@ class Storage(Protocol):
     async def take_held(self, worker: WorkerRef, slots: int) -> TakeAnswer:
         """Take jobs held for more than HELD_TAKEABLE_AFTER_S by other owners that donate, which this
         worker can run, best tier and oldest first, given running. Counts as a hop. Takes none while a
-        job of a higher tier is ready for it, and none for a worker whose lease has lapsed."""
+        job of a higher tier is ready for it, and none for a worker whose lease has lapsed. One that gets
+        as many as it has asked for waits for work no more, and another is woken for what is ready."""
         ...
 
     async def progress(self, worker: WorkerRef, notes: Sequence[ProgressNote]) -> list[bool]:

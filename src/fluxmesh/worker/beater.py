@@ -262,7 +262,8 @@ class Beater:
         if not waiting:
             return
         try:
-            await storage.release(self._worker, waiting)
+            for start in range(0, len(waiting), BATCH_MAX):
+                await storage.release(self._worker, waiting[start : start + BATCH_MAX])
         except FluxMeshError as error:
             # They are on no list of a beat any more, so storage releases them itself.
             _log.warning("storage does not answer", verb="release", error=str(error))

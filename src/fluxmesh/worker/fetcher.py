@@ -387,7 +387,7 @@ class Fetcher(Service):
         now = asyncio.get_running_loop().time()
         if answer.next_due_s is not None:
             self._look_at(now + max(answer.next_due_s, _SHORTEST_REST_S))
-        self._taking.note(answer.next_held_s)
+        self._taking.note(answer.next_held_s if self._slots.open_to_all() else None)
         if not self._draining and not self.stopping:
             self._lookout.wait()
 
@@ -486,6 +486,7 @@ class Fetcher(Service):
         if self._stock is not None:
             self._stock.counts["jobs_taken_held"] += len(jobs)
         self._admit(jobs, sent_s)
+        self._hungry = self._hungry or len(jobs) >= slots  # else what is free waits unheard
         await self._begin_bodies()
 
     # -- the end -----------------------------------------------------------------------------------------

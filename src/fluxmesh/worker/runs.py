@@ -222,8 +222,10 @@ class RunTable:
         return any(isinstance(handle, ThreadCall) and handle.phase is not Phase.LEFT for handle in handles)
 
     def withdraw_waiting(self) -> list[Owned]:
-        """Take back every run whose body was not entered; the loop will not enter them any more."""
-        taken: list[Owned] = []
+        """Take back every run whose body was not entered; the loop will not enter them any more. And all that
+        is held, which not everybody who is idle may take."""
+        held = self.stock.clear() if self.stock is not None else ()
+        taken = [Owned(job.id, job.token) for job in held]
         for job_id in list(self._waiting):
             run = self._waiting.pop(job_id, None)
             if run is not None:

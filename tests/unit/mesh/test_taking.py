@@ -181,3 +181,24 @@ def test_of_peers_beyond_the_bound_the_longest_unmet_are_forgotten() -> None:
         bench.hint(number, 0)
     assert bench.count("steals_initiated") == many
     assert bench.core.thief.remembered == PEERS_MAX
+
+
+def test_one_that_lies_all_the_time_keeps_neither_storage_busy_nor_the_thief_from_others() -> None:
+    """A fresh word ends the pause after a fruitless request, but not each of a thousand a second."""
+    bench = Hungry(2, want=0)
+    bench.hint(2, 20)
+    effects = bench.seek(4)
+    asked = dict.fromkeys((1, 2), 0)
+    for _ in range(1_000):
+        bench.now += MS
+        effects += bench.hint(1, 1_000)
+        while calls := requests(effects):
+            ((call, _),) = calls
+            number = 1 if call.to == address_of(1) else 2
+            asked[number] += 1
+            effects = bench.offered(call, number, Offer(jobs(1), 1_000) if number == 1 else Nothing("no"))
+            if of(effects, Take):
+                effects = bench.took(number, jobs(1), ())
+        effects = []
+    assert 1 <= asked[1] <= 50
+    assert asked[2] >= 1

@@ -29,11 +29,14 @@ def takeable(step: Step, me: Me) -> Iterator[Held]:
     if not me.donates or step.one("exchange.any_held") is None:
         return
     apart = Apart.of(step, me)
+    limits = step.limits()
     for row in step.all("exchange.held", str(me.epoch), _LOOK):
         taken_us, hops, registration, epoch = row[_FOUND:]
         found = Found(*row[:_FOUND])
         if (hops or 0) >= MAX_HOPS or not me.can_run(found.queue, found.tier, found.task):
             continue
+        if found.task in limits or found.concurrency_key is not None:
+            continue  # its limit was registered since it was held: it waits for its owner
         if step.shared.me(epoch, registration).donates:
             yield Held(
                 found, hops or 0, max(taken_us + HELD_TAKEABLE_AFTER_S * 1e6, _left_to_us(step, apart, found))

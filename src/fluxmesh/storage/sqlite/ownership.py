@@ -82,19 +82,22 @@ def take_held(step: Step, worker: WorkerRef, slots: int) -> TakeAnswer:
     claim = Claim(step, me)
     taken: list[ClaimedJob] = []
     for held in takeable(step, me):
+        found = held.found
         if len(taken) >= slots:
+            step.ready_again(found.queue, found.tier, found.task, found.slot, found.since_us)
             break
         if held.from_us > step.boot_us:
             continue
-        found = held.found
         if claim.outranks(found.tier):
             break
-        # A limit may have been registered since the job was held: such a job waits for its owner.
-        if claim.is_limited(found) or claim.is_paused(found.queue):
+        if claim.is_paused(found.queue):
             continue
         if found.expires_us is not None and found.expires_us <= step.now_us:
             continue
         taken.append(_hop(step, me, found, held.hops + 1, running=True))
+    if len(taken) >= slots:
+        step.run("exchange.busy", me.epoch)
+        claim.claim(0, 0, ())  # others hear of what is ready as well, which it may have been woken for
     return TakeAnswer(tuple(taken), next_s(step, me) if len(taken) < slots else None)
 
 

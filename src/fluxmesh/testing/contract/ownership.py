@@ -16,6 +16,7 @@ from fluxmesh.storage.values import (
     Owned,
     Settle,
     Settled,
+    TakeAnswer,
     TaskSpec,
 )
 from fluxmesh.testing.contract.lab import COMPLETED, INTERRUPTED, LEASE_S, Lab, ids, scenario
@@ -306,6 +307,17 @@ class TestTakeHeld:
         answers = await asyncio.gather(*(worker.take_held(3) for worker in idle))
         taken = [job.id for answer in answers for job in answer.running]
         assert sorted(taken) == sorted(made)
+
+    @scenario
+    async def test_nobody_is_told_to_come_for_a_job_whose_task_was_limited_since(self, lab: Lab) -> None:
+        """It would come again and again, and go with nothing."""
+        await lab.put()
+        owner = await lab.worker("w1")
+        await owner.hold_one()
+        idle = await lab.worker("w2", tasks=(TaskSpec("work", rate_limit="1/h"),))
+        lab.clock.advance(TAKEABLE_S)
+        assert (await idle.exchange(slots=1)).next_held_s is None
+        assert await idle.take_held() == TakeAnswer()
 
     @scenario
     async def test_a_job_whose_task_was_limited_since_is_not_taken_beyond_its_limit(self, lab: Lab) -> None:

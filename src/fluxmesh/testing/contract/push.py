@@ -91,6 +91,59 @@ class TestWakeUps:
             assert not await asleep.storage.wait_for_work(asleep.ref, SHORT_S)
 
     @scenario
+    async def test_one_that_took_held_jobs_for_all_its_slots_is_not_the_one_that_is_woken(
+        self, lab: Lab
+    ) -> None:
+        """It would sleep through its ring, and the idle one beside it through the job."""
+        await lab.put()
+        owner = await lab.worker("owner")
+        await owner.hold_one()
+        full = await idle_worker(lab, "full")
+        idle = await idle_worker(lab, "idle")
+        lab.clock.advance(HELD_TAKEABLE_AFTER_S + 0.01)
+        assert len((await full.take_held(1)).running) == 1
+        assert await is_woken(idle, lab.put)
+        assert not await full.storage.wait_for_work(full.ref, SHORT_S)
+
+    @scenario
+    async def test_one_that_was_woken_and_took_held_jobs_instead_passes_it_on(self, lab: Lab) -> None:
+        await lab.put()
+        owner = await lab.worker("owner")
+        await owner.hold_one()
+        full = await idle_worker(lab, "full")
+        idle = await idle_worker(lab, "idle")
+        lab.clock.advance(HELD_TAKEABLE_AFTER_S + 0.01)
+        await lab.put()
+        assert await full.storage.wait_for_work(full.ref, WAIT_S)
+        assert len((await full.take_held(1)).running) == 1
+        assert await idle.storage.wait_for_work(idle.ref, WAIT_S)
+
+    @scenario
+    async def test_one_that_leaves_held_jobs_behind_has_another_hear_of_them(self, lab: Lab) -> None:
+        """Their owner may not say a word for as long as its running jobs last."""
+        owner = await lab.worker("owner")
+        first, second = await idle_worker(lab, "first"), await idle_worker(lab, "second")
+        await lab.put_many(3)
+        await owner.hold(3)
+        for worker in (first, second):
+            await worker.storage.wait_for_work(worker.ref, SHORT_S)
+            assert await worker.claim(1) == []
+        lab.clock.advance(HELD_TAKEABLE_AFTER_S + 0.01)
+        assert len((await first.take_held(1)).running) == 1
+        assert await second.storage.wait_for_work(second.ref, WAIT_S)
+        assert len((await second.take_held(1)).running) == 1
+
+    @scenario
+    async def test_one_that_took_fewer_held_jobs_than_it_has_slots_still_waits(self, lab: Lab) -> None:
+        await lab.put()
+        owner = await lab.worker("owner")
+        await owner.hold_one()
+        worker = await idle_worker(lab)
+        lab.clock.advance(HELD_TAKEABLE_AFTER_S + 0.01)
+        assert len((await worker.take_held(2)).running) == 1
+        assert await is_woken(worker, lab.put)
+
+    @scenario
     async def test_a_delayed_job_that_becomes_the_earliest_wakes(self, lab: Lab) -> None:
         await lab.put(delay=60)
         worker = await idle_worker(lab)

@@ -674,7 +674,9 @@ local function takeable(me)
     local v = redis.pcall('HMGET', K.job(ids[i]), 'lane', 'queue', 'tier', 'task', 'hops', 'slot', 'created_us',
       'due_us')
     local owner = not v.err and whole(v[1]) and v[1] ~= me.epoch and whole(v[3]) and worker(v[1])
-    if owner and owner.donates and (whole(v[5]) or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4]) then
+    -- A limit may have been registered since the job was held: such a job waits for its owner.
+    if owner and owner.donates and (whole(v[5]) or 0) < MAX_HOPS and can_run(me, v[2], v[3], v[4])
+      and call('HEXISTS', K.limits(), v[4]) == 0 then
       local left_us = me.weight and left_until(me, v[2], v[3], v[4], slot_in(v[6]), ready_since(v[7], v[8]))
       found[#found + 1] = {id = ids[i], from = math.max(tonumber(ids[i + 1]) + TAKEABLE_US, left_us or 0),
         tier = tonumber(v[3]), order = i}

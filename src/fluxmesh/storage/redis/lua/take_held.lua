@@ -9,6 +9,8 @@ end
 local c = new_claim(me, 0)
 for _, job in ipairs(takeable(me)) do
   if #taken >= A[3] then
+    local v = call('HMGET', K.job(job.id), 'queue', 'task')
+    tell_of({id = job.id, queue = v[1], tier = job.tier, task = v[2]})
     break
   end
   if job.from <= now then
@@ -16,11 +18,14 @@ for _, job in ipairs(takeable(me)) do
       break
     end
     local r = row(job.id)
-    -- A limit may have been registered since the job was held: such a job waits for its owner.
-    if r and r.place == 3 and not r.unsound and not r.concurrency_key and not c.limits[r.task]
+    if r and r.place == 3 and not r.unsound and not r.concurrency_key
       and not c.paused[r.queue] and not (r.expires_us and r.expires_us <= now) then
       taken[#taken + 1] = hop(me, r, true)
     end
   end
+end
+if #taken >= A[3] then
+  call('ZREM', K.waiting(), me.epoch)
+  claim_jobs(c, 0, 0, {}) -- others hear of what is ready as well, which it may have been woken for
 end
 return finish({taken, #taken < A[3] and next_held_us(me) or false})
