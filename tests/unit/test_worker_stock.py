@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 import xxhash
 
@@ -43,7 +44,7 @@ class Ring:
         self.share = share
 
     def owns(self, queue: str, task: str, slot: int | None) -> bool | None:
-        return None if slot is None else slot % 2 == 0
+        return None if queue == "alone" else slot is not None and slot % 2 == 0
 
     def owns_of(self, worker_id: str, queue: str, task: str, slot: int | None) -> bool:
         return worker_id == "thief" and slot == 3
@@ -182,6 +183,9 @@ def test_starts_are_counted_by_whose_they_are_if_there_is_a_ring() -> None:
     stock.neighbours = Ring()
     stock.note_starts([job(1, slot=0), job(2, slot=1), job(3, slot=3)])
     assert (stock.counts["affinity_hits"], stock.counts["affinity_misses"]) == (1, 2)
+    alone = msgspec.structs.replace(job(4, slot=0), queue="alone")
+    stock.note_starts([alone, job(5, slot=0), alone, alone, job(6, slot=1)])
+    assert (stock.counts["affinity_hits"], stock.counts["affinity_misses"]) == (2, 3)
 
 
 def test_how_much_a_claim_may_hold_follows_from_what_is_held_what_is_coming_and_how_many_share() -> None:

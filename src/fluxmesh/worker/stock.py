@@ -35,7 +35,7 @@ class Neighbours(Protocol):
     """What the node knows of who else there is. Any thread."""
 
     def owns(self, queue: str, task: str, slot: int | None) -> bool | None:
-        """Whether a job belongs to this worker; None: there is no ring."""
+        """Whether a job belongs to this worker; None: there is no ring of that queue."""
         ...
 
     def owns_of(self, worker_id: str, queue: str, task: str, slot: int | None) -> bool: ...
@@ -163,6 +163,8 @@ class Stock:
 
     def pick(self, slots: int, lacking: Sequence[int] = ()) -> list[ClaimedJob]:
         """What to begin next. Each is to be `landed` once its begin was answered."""
+        if not self._jobs:
+            return []
         with self._lock:
             self._regard()
             picked: list[ClaimedJob] = []
@@ -281,10 +283,14 @@ class Stock:
         """Count which of these belong to this worker."""
         if self.neighbours is None:
             return
-        owns = self.neighbours.owns
+        owns, ringless = self.neighbours.owns, None
         for job in jobs:
+            if job.queue == ringless:
+                continue
             own = owns(job.queue, job.task, job.slot)
-            if own is not None:
+            if own is None:
+                ringless = job.queue  # so it is for all jobs of that queue
+            else:
                 self.counts["affinity_hits" if own else "affinity_misses"] += 1
 
     # -- for others ----------------------------------------------------------------------------------
