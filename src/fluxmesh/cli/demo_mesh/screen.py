@@ -187,10 +187,13 @@ def tell(summary: Summary) -> None:
         if rest := sum(one.jobs for one in summary.thefts[PAIRS_SHOWN:]):
             pairs.append(f"{rest} between others")
         say(f"          {', '.join(pairs)}")
-    if starts := summary.affinity_hits + summary.affinity_misses:
+    if starts := summary.starts_counted:
         share = summary.affinity_hits / starts
-        say(f"affinity  {share:.0%} of {starts:,} starts were at the owner of their key")
+        say(f"affinity  {share:.0%} of {starts:,} starts that were counted were at the owner of their key")
     if summary.kills:
+        say(
+            "          not counted: what a killed region did last, and started before it met the others again"
+        )
         times = "once" if summary.kills == 1 else f"{summary.kills:,} times"
         jobs = "1 job was" if summary.ran_again == 1 else f"{summary.ran_again:,} jobs were"
         say(f"killed    {times}; {jobs} started once more for it")
