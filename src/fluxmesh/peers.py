@@ -21,6 +21,12 @@ POINTS_MOST: Final = 1_000  # of the option; options.py would bring the ciphers 
 _SUMMED: Final = (
     "steals_initiated",
     "steals_succeeded",
+    "steals_empty",
+    "steals_lost",
+    "steals_dropped",
+    "steals_failed",
+    "steal_requests",
+    "steals_refused",
     "jobs_taken_held",
     "affinity_hits",
     "affinity_misses",
@@ -58,6 +64,12 @@ class Totals(Struct, frozen=True, kw_only=True):
     jobs_stolen_out: int
     steals_initiated: int
     steals_succeeded: int
+    steals_empty: int
+    steals_lost: int
+    steals_dropped: int
+    steals_failed: int
+    steal_requests: int
+    steals_refused: int
     jobs_taken_held: int
     affinity_hits: int
     affinity_misses: int

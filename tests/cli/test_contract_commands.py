@@ -22,6 +22,7 @@ ID = "0190a3e4-5b6c-7d8e-9f01-23456789abcd"
 NEEDED = {
     "submit": "--task t", "jobs show": ID, "jobs cancel": ID, "jobs retry": ID, "jobs wait": ID,
     "dlq replay": ID, "dlq discard": ID, "queues pause": "q", "queues resume": "q", "completion": "bash",
+    "mesh owner": "tenant-7",
 }  # fmt: skip
 READS = (
     "jobs list", "jobs show", "jobs wait", "dlq list", "dlq groups", "queues list", "workers", "doctor",

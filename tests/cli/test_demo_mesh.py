@@ -31,6 +31,7 @@ from fluxmesh.cli.demo_mesh.figures import (
     standing_of,
 )
 from fluxmesh.cli.demo_mesh.play import _Hearing
+from fluxmesh.cli.demo_mesh.screen import LEGEND
 from fluxmesh.cli.demo_mesh.telling import Seen, Telling
 from fluxmesh.cli.demo_mesh.traffic import BURST, WAVE, Traffic, tenants
 from fluxmesh.job import Attempt, Job, Outcome, Status
@@ -70,6 +71,7 @@ def test_five_regions_share_their_work_and_lose_nothing_to_a_kill(tmp_path: Path
     assert told["jobs_stolen_in"] + told["jobs_taken_held"] > 0
     assert told["steals_initiated"] >= told["steals_succeeded"]
     assert told["affinity_hits"] > 0
+    assert told["starts_counted"] == sum(line["own"] + line["others"] for line in told["regions"]) > 0
     for theft in told["thefts"]:
         assert theft["thief"] != theft["victim"]
         assert theft["jobs"] > 0
@@ -84,6 +86,8 @@ def test_in_a_pipe_it_tells_what_happens_line_by_line(tmp_path: Path) -> None:
     assert f"a burst of {BURST} long jobs" in done.out
     assert " starts again" in done.out
     assert re.search(r"^ +\d+\.\d s  \d+/\d+ done, ", done.out, re.MULTILINE)
+    assert re.search(r"affinity  \d+% of \d+ starts that were counted were at the owner", done.out)
+    assert "not counted: what a killed region did last, and started before" in done.out
     assert "checked   0 lost, 0 doubled" in done.out
     assert "stolen    0 jobs by 0 of 0 requests over the mesh; 0 jobs by storage alone" in done.out
     assert "\x1b" not in done.out
@@ -147,6 +151,7 @@ class Terminal:
 def test_keys_bring_a_burst_kill_a_region_and_end_it(tmp_path: Path) -> None:
     with Terminal(tmp_path) as terminal:
         terminal.until("RTT MS, FROM")
+        assert LEGEND in terminal.plain
         terminal.until(r"frankfurt +alive")
         seen = terminal.plain.count(f"a burst of {BURST}")
         terminal.press("b")
@@ -167,7 +172,9 @@ def test_nobody_has_to_press_a_key_for_its_end(tmp_path: Path) -> None:
     with Terminal(tmp_path, "--seconds", "1") as terminal:
         terminal.until(r"checked   0 lost, 0 doubled")
         assert terminal.end() == 0
-        assert "killed " not in terminal.plain.partition("Result")[2]
+        result = terminal.plain.partition("Result")[2]
+        assert "killed " not in result
+        assert "not counted" not in result
 
 
 @pytest.mark.parametrize(
@@ -227,6 +234,14 @@ def test_a_signal_on_a_terminal_gives_it_back_as_it_was(tmp_path: Path) -> None:
 def test_what_belongs_to_the_other_demo_is_refused(line: tuple[str, ...], tmp_path: Path) -> None:
     run(*line, cwd=tmp_path).refused(2, "a storage of its own")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_refuses_it_does_not_offer(tmp_path: Path) -> None:
+    told = run("demo", "mesh", "--help", cwd=tmp_path).out
+    assert "--log-level" in told
+    assert "--url" not in told
+    assert "--namespace" not in told
+    assert "--url" in run("demo", "--help", cwd=tmp_path).out
 
 
 # -- pure parts ----------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fluxmesh import peers
 from fluxmesh.cli.main import build_parser
+from fluxmesh.cli.mesh import STEAL_COUNTERS
 from fluxmesh.cli.mesh_options import idle_settings, mesh_overrides
 from fluxmesh.config import Settings, load_settings
 from fluxmesh.mesh.options import MeshWorker, keygen
@@ -36,7 +38,16 @@ def told(tmp_path: Path) -> Path:
             storage,
             {"a": (member("a"), member("b"), c), "b": (member("a"), member("b"), member("c"))},
             {
-                "a": {"jobs_stolen_in": 4, "steals_initiated": 3, "steals_succeeded": 2, "buffered": 7},
+                "a": {
+                    "jobs_stolen_in": 4,
+                    "steals_initiated": 9,
+                    "steals_succeeded": 2,
+                    "steals_failed": 1,
+                    "steals_empty": 3,
+                    "steals_lost": 2,
+                    "steals_dropped": 1,
+                    "buffered": 7,
+                },
                 "b": {"jobs_stolen_out": 4, "steal_requests": 3, "steals_refused": 1, "affinity_hits": 20},
             },
         )
@@ -75,12 +86,16 @@ def test_who_took_how_many_jobs_from_others_is_listed_and_summed(told: Path) -> 
     done = run_here("mesh", "steals", cwd=told)
     assert done.code == 0
     rows = [row.split() for row in done.out.splitlines()]
-    assert rows[1] == ["a", "1", "7", "4", "0", "3", "2", "0", "0", "0", "0", "0", "0"]
-    assert rows[2][:1] + rows[2][2:] == ["b", "0", "0", "4", "0", "0", "0", "3", "1", "0", "20", "0"]
-    assert rows[3] == ["all", "7", "4", "4", "3", "2", "0", "3", "1", "0", "20", "0"]
+    assert rows[0][3:9] == ["STOLEN", "GIVEN", "ASKED", "GOT", "NOTHING", "FAILED"]
+    assert rows[1] == ["a", "1", "7", "4", "0", "9", "2", "6", "1", "0", "0", "0", "0", "0"]
+    assert rows[2][:1] + rows[2][2:] == ["b", "0", "0", "4", "0", "0", "0", "0", "3", "1", "0", "20", "0"]
+    assert rows[3] == ["all", "7", "4", "4", "9", "2", "6", "1", "3", "1", "0", "20", "0"]
     document = run_here("mesh", "steals", "--json", cwd=told).document
     assert [item["worker_id"] for item in document["items"]] == ["a", "b"]
     assert document["items"][0]["counters"]["steals_succeeded"] == 2
+    summed = peers.Totals(**document["totals"])  # every number of the row `all` is there
+    by_column = [sum(getattr(summed, name) for name in names) for names in STEAL_COUNTERS]
+    assert [str(number) for number in by_column] == rows[3][4:]
     assert (document["totals"]["jobs_stolen_in"], document["totals"]["jobs_stolen_out"]) == (4, 4)
     assert document["next_cursor"] is None
 

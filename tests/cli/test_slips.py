@@ -16,6 +16,7 @@ from tests.cli.harness import Running, make_database, run
     [
         (("worker", "--concurency", "3"), "hint: did you mean --concurrency? `fluxmesh worker --help` shows"),
         (("submit", "--task", "t", "--priorty=high"), "did you mean --priority? `fluxmesh submit --help`"),
+        (("worker", "--mesh-sead", "localhost"), "did you mean --mesh-seeds? `fluxmesh worker --help`"),
         (("jobs", "list", "--limits", "3"), "did you mean --limit? `fluxmesh jobs list --help`"),
         (("job", "list"), "did you mean jobs? `fluxmesh --help`"),
         (("dlq", "lst"), "did you mean list? `fluxmesh dlq --help`"),

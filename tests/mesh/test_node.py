@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fluxmesh.errors import FluxMeshError
+from fluxmesh.errors import FluxMeshError, InvalidOption
 from fluxmesh.mesh.delays import Weather
 from fluxmesh.mesh.messages import PROTOCOL, Flag, NodeRef, Packet, Ping, Standing
 from fluxmesh.mesh.options import keygen
@@ -57,6 +57,20 @@ def test_rings_are_by_queue() -> None:
         assert one.node.preferred_worker("key") == "one"
         assert one.node.preferred_worker("key", queue="c") == "two"
         assert one.node.preferred_worker("key", queue="nobody's") is None
+        for asks in (one.node.preferred_worker, one.node.is_affinity_owner):
+            for field, given in (("key", {"key": 5}), ("queue", {"key": "k", "queue": b"a"})):
+                with pytest.raises(InvalidOption, match="must be a text") as refused:
+                    asks(**given)
+                assert refused.value.field == field
+
+
+def test_a_node_says_who_it_is_where_and_how_many_it_knows() -> None:
+    one = Host("one")
+    assert repr(one.node) == f"<MeshNode one.{one.node.me.epoch} at 127.0.0.1:{one.port}, 0 peers>"
+    two = Host("two", seeds=[one.seed])
+    with hosts(one, two):
+        eventually(lambda: all_see_all([one, two]))
+        assert repr(two.node).endswith(", 1 peer>")
 
 
 def test_a_node_that_falls_silent_is_suspected_and_then_dead_and_leaves_the_ring() -> None:
@@ -403,7 +417,13 @@ def test_the_log_names_a_seed_that_is_not_reached_and_where_a_node_listens() -> 
     for name in one.node.cluster_info():
         assert f"`{name}`" in page
     starts = [start.rstrip("…") for start in re.findall(r"`([a-z_]+…?)`", page)]
-    for name in one.node.metrics():
+    metrics = one.node.metrics()
+    table = page.partition("`worker.mesh.metrics()`")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    assert len(names) > 40
+    assert names - metrics.keys() == set()
+    for name in metrics:
         assert any(name == start or (start[-1] == "_" and name.startswith(start)) for start in starts), name
     failed = {f["seed"]: (level, f) for level, event, f in one.told.lines if event == "seed not reached"}
     assert {level for level, _ in failed.values()} == {"warning"}

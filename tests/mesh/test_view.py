@@ -9,6 +9,7 @@ from fluxmesh.errors import NotInMesh
 from fluxmesh.mesh.effects import MemberView
 from fluxmesh.mesh.messages import Flag, Load, Meta, NodeRef, Record, Standing
 from fluxmesh.mesh.options import NUMBERS
+from fluxmesh.mesh.reports import REPORT_MEMBERS, Reporter
 from fluxmesh.mesh.ring import Ring
 from fluxmesh.mesh.roster import Roster
 from fluxmesh.mesh.view import (
@@ -129,14 +130,30 @@ class TestReports:
         told = msgspec.structs.replace(NodeReport(members_total=0, members=()), report=2)
         assert decode_report(msgspec.json.encode(told)) is None
 
-    def test_round_trips_never_make_another_report_and_numbers_of_jobs_only_where_they_count(self) -> None:
+    def test_round_trips_and_numbers_of_jobs_alone_never_make_another_report(self) -> None:
         one = NodeReport(members_total=1, members=(member("a"),))
-        other = msgspec.structs.replace(one, members=(msgspec.structs.replace(one.members[0], rtt_ms=0.7),))
+        busier = msgspec.structs.replace(one.members[0], rtt_ms=0.7, running=7)
+        other = msgspec.structs.replace(one, members=(busier,), buffered=3)
         assert one != other
-        assert essence(one, loads=True) == essence(other, loads=True)
-        busier = msgspec.structs.replace(one, members=(msgspec.structs.replace(one.members[0], running=7),))
-        assert essence(one, loads=True) != essence(busier, loads=True)
-        assert essence(one, loads=False) == essence(busier, loads=False)
+        assert essence(one) == essence(other)
+        assert essence(one) != essence(msgspec.structs.replace(one, counters={"steals_initiated": 1}))
+
+    def test_a_report_that_says_nothing_new_is_repeated_every_15_seconds(self) -> None:
+        reporter = Reporter()
+        one = NodeReport(members_total=1, members=(member("a"),))
+        told = reporter.due(one, 1, 100.0)
+        assert told is not None
+        reporter.told(told, 100.0)
+        nearer = msgspec.structs.replace(one, members=(msgspec.structs.replace(one.members[0], rtt_ms=0.7),))
+        assert reporter.due(nearer, 1, 114.9) is None
+        again = reporter.due(nearer, 1, 115.0)
+        assert again is not None
+        assert decode_report(again) == nearer
+        dead = msgspec.structs.replace(one, members=(member("a", standing="dead"),))
+        assert reporter.due(dead, 1, 103.0) is not None
+        crowd = 2 * REPORT_MEMBERS  # all of them tell as much together as that many do
+        assert reporter.due(nearer, crowd, 129.9) is None
+        assert reporter.due(nearer, crowd, 130.0) is not None
 
     def test_a_member_without_particulars_or_with_old_numbers_is_shown_without_them(self) -> None:
         shown = member_report(view_of("a", meta=None, age_ms=6_000), in_ring=False, wall_zero_s=1_000.0)

@@ -34,7 +34,8 @@ OwnerQueue = Annotated[str, Query(max_length=200, description="of which ring", e
     summary="The members of the mesh, as each worker sees them",
     description=(
         "Each item has the counters of that worker since its start; `totals` are the sums over all."
-        " A worker tells with its beats, so all of it is a few seconds old."
+        " A worker tells with its beats: within seconds what has changed; numbers of jobs, round trips,"
+        " and what has not changed, every 15 s (with more than 50 members in proportion)."
     ),
     responses=answers(
         {200: ("one item for each worker that has told", listed("Observation", totals=ref("Totals")))}

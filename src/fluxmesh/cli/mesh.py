@@ -36,27 +36,29 @@ STEALS = (
     "WORKER",
     "EPOCH",
     "HELD",
-    "STOLEN IN",
-    "STOLEN OUT",
+    "STOLEN",
+    "GIVEN",
     "ASKED",
     "GOT",
+    "NOTHING",
     "FAILED",
     "WAS ASKED",
     "REFUSED",
-    "WITHOUT MESH",
+    "BY STORAGE",
     "OWN",
     "OTHERS'",
 )
-# The columns from ASKED on, by the names of the counters.
+# The columns from ASKED on, by the names of the counters that each sums.
 STEAL_COUNTERS = (
-    "steals_initiated",
-    "steals_succeeded",
-    "steals_failed",
-    "steal_requests",
-    "steals_refused",
-    "jobs_taken_held",
-    "affinity_hits",
-    "affinity_misses",
+    ("steals_initiated",),
+    ("steals_succeeded",),
+    ("steals_empty", "steals_lost", "steals_dropped"),
+    ("steals_failed",),
+    ("steal_requests",),
+    ("steals_refused",),
+    ("jobs_taken_held",),
+    ("affinity_hits",),
+    ("affinity_misses",),
 )
 RINGS = ("QUEUE", "WORKER", "POINTS", "SHARE", "TOO MUCH", "SEEN BY")
 _NUMBERS = ("EPOCH", "IN RING", "SLOTS", "RUNNING", "HELD", "RTT MS", "POINTS", "SHARE")
@@ -217,7 +219,7 @@ def _told(one: peers.Observation) -> dict[str, object]:
 
 
 def _steal_numbers(one: peers.Observation) -> tuple[str, ...]:
-    counted = (one.counters.get(name, 0) for name in STEAL_COUNTERS)
+    counted = (sum(one.counters.get(name, 0) for name in names) for names in STEAL_COUNTERS)
     return tuple(str(number) for number in (one.buffered, one.jobs_stolen_in, one.jobs_stolen_out, *counted))
 
 

@@ -13,6 +13,7 @@ from fluxmesh.cli import output
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
+_NEAR_MOST: Final = 5  # words that are compared more closely
 Options = argparse.Namespace
 Run = Callable[[Options], int]
 # What add_subparsers() returns; argparse has no public name for its type.
@@ -35,6 +36,9 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(**options)
 
+    def get_option(self, name: str) -> argparse.Action:
+        return self._option_string_actions[name]
+
     def print_help(self, file: Any = None) -> None:
         with output.writing():
             super().print_help(file)
@@ -53,22 +57,31 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            close = difflib.get_close_matches(str(value), [str(one) for one in action.choices or ()], n=1)
-            self._refuse(str(error), close[0] if close else "")
+            self._refuse(str(error), nearest(str(value), [str(one) for one in action.choices or ()]))
 
     def _meant(self, words: Sequence[str]) -> str:
         for word in words:
-            known = self._option_string_actions
-            if word.startswith("--") and (
-                close := difflib.get_close_matches(word.partition("=")[0], known, n=1)
-            ):
-                return close[0]
+            known = list(self._option_string_actions)
+            if word.startswith("--") and (close := nearest(word.partition("=")[0], known)):
+                return close
         return ""
 
     def _refuse(self, message: str, meant: str) -> NoReturn:
         guess = f"did you mean {meant}? " if meant else ""
         help_ = f"`{self.prog} --help` shows the options and an example"
         self.exit(2, f"error: {message}\nhint: {guess}{help_}\n")
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Which of the known words was meant; empty if none is near. Of several that are equally near it is the
+    one that begins alike for longest: `--mesh-sead` is `--mesh-seeds` and not `--mesh-steal`."""
+
+    def nearness(one: str) -> tuple[float, int]:
+        pairs = zip(one, word, strict=False)
+        alike = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(one))
+        return difflib.SequenceMatcher(a=one, b=word).ratio(), alike
+
+    return max(difflib.get_close_matches(word, known, n=_NEAR_MOST), key=nearness, default="")
 
 
 def examples(*lines: str) -> str:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from fluxmesh.affinity import slot_of
+from fluxmesh.errors import InvalidOption
 from fluxmesh.mesh.effects import MemberView
 from fluxmesh.mesh.inbox import Inbox
 from fluxmesh.mesh.messages import Address, Meta, NodeRef
@@ -17,20 +18,59 @@ from fluxmesh.mesh.roster import Share, Snapshot
 NOTHING: Final = Snapshot(0, (), (), frozenset(), {}, 0)
 # How the stock stands; its other figures are counters.
 STANDS: Final = frozenset({"buffered", "adaptive_prefetch", "should_prefetch", "should_steal"})
+# Each counter with a name of its own is there from the start; of a family (`refused_…`) what has counted.
 _ZEROS: Final = dict.fromkeys(
     (
         "prefetch_count",
         "prefetch_jobs",
         "local_pops",
+        "buffer_released_old",
         "steals_initiated",
         "steals_succeeded",
+        "steals_failed",
+        "steals_empty",
+        "steals_lost",
+        "steals_dropped",
+        "steals_late",
+        "steals_wrong",
+        "steals_unresolved",
         "jobs_stolen_in",
         "jobs_stolen_out",
+        "jobs_taken_held",
+        "steal_requests",
+        "steals_refused",
+        "jobs_offered",
+        "taken_untold",
+        "taken_unasked",
+        "idleness_told",
+        "affinity_hits",
+        "affinity_misses",
         "ring_recalculations",
+        "acks_late",
+        "notices_sent",
+        "pings_for_others",
+        "surges_sent",
+        "sends_failed",
+        "stranger_unanswered",
+        "metas_not_found",
+        "met_our_own_id",
+        "table_full",
     ),
     0,
 )
 _slot_of_task: Final = lru_cache(maxsize=4_096)(slot_of)
+
+
+def _shown(address: Address) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{host}:{address.port}"
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidOption(
+            name, f"must be a text, not {type(value).__name__}", hint=f"{name}={str(value)!r}?"
+        )
 
 
 class Questions:
@@ -63,6 +103,13 @@ class Questions:
         of stealing counts on. Before anything is asked."""
         self._before = told_counters(former._counted_in_all())
 
+    def __repr__(self) -> str:
+        peers = len(list(self._snapshot.peers()))
+        return (
+            f"<{type(self).__name__} {self._me.worker_id}.{self._me.epoch} at {_shown(self._address)},"
+            f" {peers} {'peer' if peers == 1 else 'peers'}>"
+        )
+
     @property
     def me(self) -> NodeRef:
         return self._me
@@ -82,12 +129,16 @@ class Questions:
 
     # -- the ring ------------------------------------------------------------------------------------------
     def preferred_worker(self, key: str, *, queue: str | None = None) -> str | None:
-        """Who owns a key on the ring of a queue (default: the worker's first). None: nobody is on it."""
+        """Who owns a key on the ring of a queue (default: the worker's first). None: nobody is on it. Raises
+        InvalidOption for what is no text."""
+        _require_text("key", key)
+        if queue is not None:
+            _require_text("queue", queue)
         ring = self._ring_of(queue)
         return None if ring is None else ring.owner(key)
 
     def is_affinity_owner(self, key: str, *, queue: str | None = None) -> bool:
-        """Whether that is this worker."""
+        """Whether that is this worker; raises as `preferred_worker` does."""
         return self.preferred_worker(key, queue=queue) == self._me.worker_id
 
     def _ring_of(self, queue: str | None) -> Ring | None:
@@ -128,7 +179,7 @@ class Questions:
         return {
             "worker_id": self._me.worker_id,
             "epoch": self._me.epoch,
-            "address": f"{self._address.host}:{self._address.port}",
+            "address": _shown(self._address),
             "peer_count": len(peers),
             "total_capacity": sum(view.meta.capacity for view in peers if view.meta) + self._meta.capacity,
             "total_load": sum(load.running + load.queued for load in loads),

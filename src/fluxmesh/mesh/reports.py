@@ -8,9 +8,9 @@ from fluxmesh.mesh.roster import Snapshot
 from fluxmesh.mesh.view import NodeReport, encode_report, essence, is_worth_telling, member_report
 
 REPORT_EVERY_S: Final = 3.0
-REPORT_LOADS_S: Final = 15.0  # if nothing but numbers of jobs has changed
-# An unchanged report is repeated: storage may have lost it with the worker's row.
-REPORT_AGAIN_S: Final = 60.0
+# So often numbers of jobs and round trips alone are told, and a report in which nothing has changed: its time
+# shows that the worker still sees it so, and storage may have lost it with the worker's row.
+REPORT_AGAIN_S: Final = 15.0
 REPORT_MEMBERS: Final = 50  # of more members reports are rarer in proportion: all send one of that size
 _TOLD: Final = ("prefetch_", "local_pops", "steal", "jobs_", "affinity_", "buffer_", "ring_")
 
@@ -64,12 +64,8 @@ class Reporter:
     def due(self, report: NodeReport, members: int, now_s: float) -> bytes | None:
         """The report as it is to be told now; None: it says nothing new, or nothing that cannot wait."""
         told, waited_s = self._told, self._waited_s(members, now_s)
-        if told is not None and waited_s < REPORT_AGAIN_S:
-            same = essence(report, loads=False) == essence(told, loads=False)
-            if same and (
-                waited_s < REPORT_LOADS_S or essence(report, loads=True) == essence(told, loads=True)
-            ):
-                return None
+        if told is not None and waited_s < REPORT_AGAIN_S and essence(report) == essence(told):
+            return None
         self._pending = report
         return encode_report(report)
 

@@ -124,15 +124,10 @@ def member_report(view: MemberView, *, in_ring: bool, wall_zero_s: float) -> Mem
     )
 
 
-def essence(report: NodeReport, *, loads: bool) -> NodeReport:
+def essence(report: NodeReport) -> NodeReport:
     """For comparing two of them: without round trips, which are never the same twice, and without the numbers
-    of jobs unless `loads`: those that are held here as well, and those of the members."""
+    of jobs: those that are held here, and those of the members."""
     quiet = tuple(
-        msgspec.structs.replace(member, rtt_ms=None)
-        if loads
-        else msgspec.structs.replace(member, rtt_ms=None, queued=None, running=None)
-        for member in report.members
+        msgspec.structs.replace(member, rtt_ms=None, queued=None, running=None) for member in report.members
     )
-    if loads:
-        return msgspec.structs.replace(report, members=quiet)
     return msgspec.structs.replace(report, members=quiet, buffered=0, adaptive_prefetch=0)

@@ -20,6 +20,7 @@ EXAMPLES: Final = ("fluxmesh demo mesh", "fluxmesh demo mesh --seconds 6 --json"
 SECONDS: Final = 8.0  # of submissions; what is left is run to its end then
 SECONDS_WATCHED: Final = 45.0  # on a terminal
 SECONDS_MOST: Final = 600.0
+NOT_OURS: Final = ("--url", "--namespace")
 
 
 def configure(parser: Parser) -> None:
@@ -42,6 +43,8 @@ def configure(parser: Parser) -> None:
         help="take work from each other (yes); --no-steal for a comparison",
     )
     json_option(parser)
+    for name in NOT_OURS:  # options of every command: not offered here, and refused with a reason
+        parser.get_option(name).help = argparse.SUPPRESS
 
 
 def run(options: Options) -> int:

@@ -72,7 +72,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     completed twice, or whose bodies overlapped or came to their end twice though nobody was killed in
     between. `ran_again`: jobs that a kill interrupted, or took the report of, and that were started once
     more: each is promised to start at least once. `steals_…` are requests over the mesh, `jobs_stolen_in`
-    what they brought; `jobs_taken_held` came through storage alone."""
+    what they brought; `jobs_taken_held` came through storage alone. `starts_counted`: those of which it is
+    known whether they were at the owner of the key. They may be fewer than jobs: a region that is killed
+    takes its last counts with it, and counts none until it has met the others again."""
 
     jobs: int
     completed: int
@@ -90,6 +92,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     jobs_taken_held: int
     affinity_hits: int
     affinity_misses: int
+    starts_counted: int
     regions: tuple[Line, ...]
     thefts: tuple[Theft, ...]
 

@@ -327,6 +327,7 @@ class _Director:
             jobs_taken_held=total["jobs_taken_held"],
             affinity_hits=total["affinity_hits"],
             affinity_misses=total["affinity_misses"],
+            starts_counted=total["affinity_hits"] + total["affinity_misses"],
             regions=tuple(self._line(region, by_region[region]) for region in REGIONS),
             thefts=tuple(
                 Theft(thief=thief, victim=victim, jobs=jobs)

@@ -13,18 +13,18 @@ from fluxmesh.cli.demo_mesh.atlas import REGIONS
 from fluxmesh.cli.demo_mesh.figures import Look, RegionLook, Summary
 
 KEYS: Final = "b = a burst of long jobs   k = kill a region (-9)   r = bring it back   q = end"
+LEGEND: Final = "OWN: of its own keys   STOLEN, GIVEN: over the mesh   BY STORAGE: taken by storage alone"
 REMARKS_SHOWN: Final = 8
 PAIRS_SHOWN: Final = 3
 LINE_EVERY_S: Final = 1.0
-# OWN: jobs of its own keys; TOOK and GAVE: over the mesh; ALONE: taken through the storage alone.
 _NUMBERS: Final = (
     ("RUNNING", 7),
     ("HELD", 4),
-    ("DONE", 6),
-    ("OWN", 6),
-    ("TOOK", 5),
-    ("ALONE", 5),
-    ("GAVE", 5),
+    ("DONE", 5),
+    ("OWN", 5),
+    ("STOLEN", 6),
+    ("GIVEN", 5),
+    ("BY STORAGE", 10),
 )
 _BAR: Final = 24
 _STATES: Final = {"alive": "green", "killed": "red"}
@@ -108,7 +108,13 @@ def _drawn(look: Look, remarks: list[str]) -> Any:
         f"{look.done_per_s:,.0f} a second, {look.waiting:,} wait\n"
         f"taken from others: {took} over the mesh, {by_storage} through storage alone"
     )
-    parts = [Text(head, style="bold"), Text(KEYS, style="dim"), _regions(look.regions), _round_trips(look)]
+    parts = [
+        Text(head, style="bold"),
+        Text(KEYS, style="dim"),
+        _regions(look.regions),
+        Text(LEGEND, style="dim"),
+        _round_trips(look),
+    ]
     return Group(*parts, *(Text(remark) for remark in reversed(remarks)))
 
 
@@ -119,14 +125,14 @@ def _regions(regions: tuple[RegionLook, ...]) -> Any:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("REGION", min_width=9, no_wrap=True)
-    table.add_column("STATE", min_width=17, max_width=17, no_wrap=True)
+    table.add_column("STATE", min_width=15, max_width=15, no_wrap=True)
     for name, width in _NUMBERS:
         table.add_column(name, justify="right", min_width=width, no_wrap=True)
     table.add_column("", no_wrap=True, overflow="crop")
     for one in regions:
         seen = one.standing.partition(",")[0]  # as most see it
         state = seen or "joining" if one.alive else "killed"
-        numbers = (one.running, one.held, one.done, one.own, one.took, one.took_by_storage, one.left)
+        numbers = (one.running, one.held, one.done, one.own, one.took, one.left, one.took_by_storage)
         bar = ("█" * one.running + "░" * one.held)[:_BAR]
         table.add_row(
             one.region,
@@ -154,7 +160,7 @@ def _round_trips(look: Look) -> Any:
 def tell(summary: Summary) -> None:
     """The summary, for people."""
     heading("Result")
-    columns = ("REGION", "COMPLETED", "OWN KEYS", "OTHERS'", "STOLEN IN", "STOLEN OUT", "BY STORAGE", "RUNS")
+    columns = ("REGION", "COMPLETED", "OWN", "OTHERS'", "STOLEN", "GIVEN", "BY STORAGE", "RUNS")
     rows = [
         tuple(
             str(value)
@@ -181,10 +187,13 @@ def tell(summary: Summary) -> None:
         if rest := sum(one.jobs for one in summary.thefts[PAIRS_SHOWN:]):
             pairs.append(f"{rest} between others")
         say(f"          {', '.join(pairs)}")
-    if starts := summary.affinity_hits + summary.affinity_misses:
+    if starts := summary.starts_counted:
         share = summary.affinity_hits / starts
-        say(f"affinity  {share:.0%} of {starts:,} starts were at the owner of their key")
+        say(f"affinity  {share:.0%} of {starts:,} starts that were counted were at the owner of their key")
     if summary.kills:
+        say(
+            "          not counted: what a killed region did last, and started before it met the others again"
+        )
         times = "once" if summary.kills == 1 else f"{summary.kills:,} times"
         jobs = "1 job was" if summary.ran_again == 1 else f"{summary.ran_again:,} jobs were"
         say(f"killed    {times}; {jobs} started once more for it")
