@@ -285,7 +285,7 @@ class MeshNode(Questions):
     # -- what storage is told ------------------------------------------------------------------------------
     def report(self, now_s: float) -> bytes | None:
         """What the next beat shall tell storage of the mesh; None: nothing new, b"": nothing any more.
-        `now_s`: monotonic; this and the next two calls by one thread."""
+        `now_s`: monotonic; this and the next call by one thread, `has_news` by any."""
         if not self._started:
             return None
         if self._thread.over:
