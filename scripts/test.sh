@@ -1,6 +1,6 @@
 #!/bin/sh
 # The whole suite. With arguments, one pytest that gets them. Without: what needs the processor runs in two lanes beside each
-# other; then what watches the clock and mostly waits, alone, in three. The output of a lane is shown when all of its stage
+# other; then what watches the clock and mostly waits, alone, in four. The output of a lane is shown when all of its stage
 # have ended.
 set -u
 
@@ -49,7 +49,8 @@ ignoring() {
 }
 
 # The lanes of a stage take about the same time; a new file is in the last of the stage that its folder belongs to.
-quick="tests/unit tests/architecture tests/types tests/sim tests/contract tests/api tests/cli/test_s*.py"
+quick="tests/unit tests/architecture tests/types tests/sim tests/contract tests/api tests/cli/test_s*.py
+    tests/cli/test_demo_mesh.py"
 timed="tests/cases tests/chaos tests/mesh tests/net tests/stealing"
 deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_keys.py tests/cases/test_outages.py
     tests/cases/test_redis_cases.py tests/cases/test_replicas.py tests/cases/test_shutdown.py tests/cases/test_timeouts.py"
@@ -62,7 +63,8 @@ deaths="tests/cases/test_crowd.py tests/cases/test_deaths.py tests/cases/test_ke
     show
 
     begin $deaths
-    begin tests/mesh tests/chaos tests/stealing
+    begin tests/mesh tests/chaos
+    begin tests/stealing
     begin tests/cases $(ignoring $deaths)
     show
 }
