@@ -71,6 +71,7 @@ def one_drain(lab: Lab, number: int, rng: random.Random, drains: Drains) -> None
         drains.codes.append(group.wait(30))
         drains.exits_s.append(time.monotonic() - told_at)
         wait_until(lambda: len(lab.marks.ends(note=note)) == len(jobs), ELSEWHERE_S + 20, "all have run")
+        lab.await_ended(jobs, ELSEWHERE_S)  # else the other one is killed before storage knows of the last
         moves = audit.moves()
         drains.note(moves, group.worker_id, told_us)
         assert doubly_owned(moves) == []
