@@ -60,7 +60,7 @@ async def test_one_whose_slots_are_full_asks_for_no_more_before_something_ends(r
     await room.put(3)
     one = await room.worker(concurrency=2)
     await one.fetcher.start()
-    await until(lambda: len(one.started) == 2)
+    await until(lambda: len(one.started) == 2 and len(one.stock) == 1)
     await one.rests()
     asked = len(one.storage.requests)
     await room.put(5)
@@ -68,9 +68,7 @@ async def test_one_whose_slots_are_full_asks_for_no_more_before_something_ends(r
     await one.rests()
     assert len(one.storage.requests) == asked
     one.end(one.started[0])
-    await until(lambda: len(one.started) == 3)
-    await one.rests()
-    assert len(one.stock) == 5
+    await until(lambda: len(one.started) == 3 and len(one.stock) == 5)
 
 
 @stockroom
